@@ -1,0 +1,245 @@
+"""Every setting, once: its default, its meaning and unit, and what it must satisfy.
+
+Functions take the sub-config they use (`cfg.optim`, `cfg.loss`), never the root. The
+defaults are ours: what SWE-1.7 used is mostly undisclosed.
+"""
+
+import dataclasses
+
+from swe17 import types
+
+
+def _f(default, doc: str):
+  """A setting: its default and one line on its meaning and unit."""
+  return dataclasses.field(default=default, metadata={'doc': doc})
+
+
+def _want(ok: bool, name: str, got, want: str) -> None:
+  if not ok:
+    raise ValueError(f'{name}: got {got!r}, want {want}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+  family: str = _f('repair_functions', 'task family')
+  table: str = _f('', 'task table file; empty: the one shipped with the family')
+  train: int = _f(0, 'training tasks used, 0 = all')
+  heldout: int = _f(0, 'held-out tasks used, 0 = all')
+  verify: bool = _f(True, 'verify every task once more before the run')
+
+  def __post_init__(self):
+    _want(self.train >= 0, 'tasks.train', self.train, '>= 0')
+    _want(self.heldout >= 0, 'tasks.heldout', self.heldout, '>= 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class Sandbox:
+  backend: str = _f('auto', 'auto | bubblewrap | process (no isolation, warned)')
+  workers: int = _f(2, 'warm graders')
+  cpu_seconds: float = _f(0.5, 'CPU time one check may take [s]')
+  wall_seconds: float = _f(4.0, 'wall time one check may take [s]')
+  memory_mib: int = _f(512, 'address space of one check [MiB]')
+  processes: int = _f(8, 'processes of one check')
+  output_kib: int = _f(256, 'output of one check [KiB]')
+
+  def __post_init__(self):
+    want = ('auto', 'bubblewrap', 'process')
+    _want(self.backend in want, 'sandbox.backend', self.backend, f'one of {want}')
+    for name in ('workers', 'cpu_seconds', 'wall_seconds', 'memory_mib', 'processes'):
+      _want(getattr(self, name) > 0, f'sandbox.{name}', getattr(self, name), '> 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+  max_turns: int = _f(14, 'assistant messages an episode')
+  max_new_tokens: int = _f(64, 'sampled tokens a turn')
+  max_context: int = _f(512, 'tokens of an episode, prompt included')
+  max_calls: int = _f(8, 'tool calls a turn')
+  on_malformed: str = _f('end', 'end (outcome 0) | answer (an error message)')
+  episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
+
+  def __post_init__(self):
+    want = ('end', 'answer')
+    _want(
+      self.on_malformed in want, 'agent.on_malformed', self.on_malformed, f'in {want}'
+    )
+    for name in ('max_turns', 'max_new_tokens', 'max_context', 'max_calls'):
+      _want(getattr(self, name) > 0, f'agent.{name}', getattr(self, name), '> 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  layers: int = _f(4, 'N')
+  width: int = _f(256, 'D')
+  ffn: int = _f(512, 'F')
+  heads: int = _f(8, 'Q')
+  kv_heads: int = _f(2, 'C')
+  head_dim: int = _f(32, 'H')
+  rope_theta: float = _f(10_000.0, 'rotary base')
+  norm_eps: float = _f(1e-6, 'RMS norm epsilon')
+
+  def __post_init__(self):
+    for name in ('layers', 'width', 'ffn', 'heads', 'kv_heads', 'head_dim'):
+      _want(getattr(self, name) > 0, f'model.{name}', getattr(self, name), '> 0')
+    _want(
+      self.heads % self.kv_heads == 0,
+      'model.kv_heads',
+      self.kv_heads,
+      f'a divisor of model.heads={self.heads}',
+    )
+    _want(self.head_dim % 2 == 0, 'model.head_dim', self.head_dim, 'even')
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitation:
+  episodes: int = _f(3000, 'scripted episodes to imitate')
+  steps: int = _f(300, 'optimiser steps')
+  rows: int = _f(16, 'packed rows a step')
+  lr: float = _f(3e-3, 'peak learning rate')
+  context_weight: float = _f(0.1, 'loss weight of tokens the agent did not write')
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  processes: int = _f(2, 'sampler processes')
+  slots: int = _f(32, 'sequences decoded at once by one sampler')
+  decode_steps: int = _f(4, 'decode steps a dispatch')
+  prefill_rows: int = _f(4, 'sequences prefilled at once')
+  prefill_chunk: int = _f(64, 'prompt tokens prefilled at once')
+  temperature: float = _f(1.0, 'sampling temperature')
+  min_p: float = _f(0.0, 'keep p >= min_p p_max; 0 = off')
+  top_k: int = _f(32, 'most ids a kept set may hold; 0 = off')
+  top_p: float = _f(0.97, 'nucleus mass; 1 = off')
+  repetition_penalty: float = _f(1.0, 'only 1 (off): a penalty is not replayable')
+  threads: int = _f(1, 'CPU threads of one sampler')
+  poll_seconds: float = _f(0.2, 'how often the next weight manifest is looked for [s]')
+
+  def __post_init__(self):
+    _want(self.processes >= 1, 'sampler.processes', self.processes, '>= 1')
+    _want(self.slots >= 1, 'sampler.slots', self.slots, '>= 1')
+    _want(0 < self.top_p <= 1, 'sampler.top_p', self.top_p, 'in (0, 1]')
+    _want(0 <= self.min_p < 1, 'sampler.min_p', self.min_p, 'in [0, 1)')
+    _want(self.top_k >= 0, 'sampler.top_k', self.top_k, '>= 0')
+
+  @property
+  def sampling(self) -> types.Sampling:
+    return types.Sampling(self.temperature, self.min_p, self.top_k, self.top_p)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+  group_size: int = _f(8, 'episodes a group')
+  max_staleness: int = _f(3, 'age bound of a group [optimiser steps]')
+  eval_samples: int = _f(4, 'episodes per held-out task')
+  retries: int = _f(2, 'further attempts at a group that infrastructure spoiled')
+  keep_episodes: int = _f(2, 'episodes written out to read, per step')
+
+  def __post_init__(self):
+    _want(self.group_size >= 2, 'rollout.group_size', self.group_size, '>= 2')
+    _want(self.max_staleness >= 0, 'rollout.max_staleness', self.max_staleness, '>= 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  groups: int = _f(8, 'groups a step')
+  row_length: int = _f(512, 'tokens of a packed row')
+  micro_rows: int = _f(8, 'rows of a micro-batch')
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  objective: str = _f('reinforce_tis', 'policy objective')
+  baseline: str = _f('length_weighted', 'length_weighted | mean | leave_one_out')
+  replay: bool = _f(True, 'renormalise over the recorded kept sets')
+  tis_cap: float = _f(2.0, 'cap C of the truncated importance weight')
+
+  def __post_init__(self):
+    want = ('length_weighted', 'mean', 'leave_one_out')
+    _want(self.baseline in want, 'loss.baseline', self.baseline, f'one of {want}')
+    want = ('reinforce_tis',)
+    _want(self.objective in want, 'loss.objective', self.objective, f'one of {want}')
+    _want(self.tis_cap >= 1, 'loss.tis_cap', self.tis_cap, '>= 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim:
+  lr: float = _f(1e-3, 'learning rate, Muon (RMS-matched) and AdamW alike')
+  warmup: int = _f(2, 'linear warm-up [steps]')
+  muon_beta: float = _f(0.95, 'Muon momentum')
+  ns_steps: int = _f(5, 'Newton-Schulz iterations')
+  consistent_rms: float = _f(0.2, 'RMS of a Muon update, in units of lr')
+  adam_b1: float = _f(0.9, 'AdamW first moment')
+  adam_b2: float = _f(0.95, 'AdamW second moment')
+  adam_eps: float = _f(1e-8, 'AdamW epsilon')
+  weight_decay: float = _f(0.0, 'decoupled weight decay')
+  on_nonfinite: str = _f('skip', 'skip | stop: a step whose gradient is not finite')
+
+  def __post_init__(self):
+    _want(self.lr > 0, 'optim.lr', self.lr, '> 0')
+    want = ('skip', 'stop')
+    _want(self.on_nonfinite in want, 'optim.on_nonfinite', self.on_nonfinite, f'{want}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync:
+  codec: str = _f('xor', 'delta codec')
+  publish_every: int = _f(1, 'optimiser steps a version')
+  full_every: int = _f(20, 'versions between full snapshots')
+  block_bytes: int = _f(4 << 20, 'raw bytes of a block')
+  keep_fulls: int = _f(2, 'full snapshots (with their deltas) kept')
+
+  def __post_init__(self):
+    _want(self.codec in ('xor',), 'sync.codec', self.codec, "'xor'")
+    _want(self.publish_every >= 1, 'sync.publish_every', self.publish_every, '>= 1')
+    _want(self.full_every >= 1, 'sync.full_every', self.full_every, '>= 1')
+    _want(self.keep_fulls >= 2, 'sync.keep_fulls', self.keep_fulls, '>= 2')
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  every: int = _f(5, 'optimiser steps between checkpoints')
+  keep: int = _f(2, 'checkpoints kept')
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The root. `store` empty means `file://<run_dir>/store`."""
+
+  run_dir: str = _f('', 'run folder; empty: runs/<config>-<time>')
+  store: str = _f('', 'object store URL; empty: inside the run folder')
+  seed: int = _f(0, 'seeds everything')
+  steps: int = _f(40, 'optimiser steps')
+  tasks: Tasks = Tasks()
+  sandbox: Sandbox = Sandbox()
+  agent: Agent = Agent()
+  model: Model = Model()
+  imitation: Imitation = Imitation()
+  sampler: Sampler = Sampler()
+  rollout: Rollout = Rollout()
+  batch: Batch = Batch()
+  loss: Loss = Loss()
+  optim: Optim = Optim()
+  sync: Sync = Sync()
+  checkpoint: Checkpoint = Checkpoint()
+
+  def __post_init__(self):
+    s = self.sampler
+    if self.loss.replay and s.repetition_penalty != 1.0:
+      raise ValueError(
+        f'loss.replay=True with sampler.repetition_penalty={s.repetition_penalty}: '
+        'a penalised draw cannot be replayed; set the penalty to 1.0'
+      )
+    if s.temperature <= 0:
+      raise ValueError(
+        f'sampler.temperature={s.temperature}: training rollouts need a temperature > 0'
+      )
+    if self.loss.replay and (s.top_p < 1 or s.min_p > 0) and s.top_k == 0:
+      raise ValueError(
+        'loss.replay=True with sampler.top_k=0: top_k bounds the recorded set; '
+        'set it (64 is usual)'
+      )
+    if self.agent.max_context > self.batch.row_length:
+      raise ValueError(
+        f'agent.max_context={self.agent.max_context} exceeds '
+        f'batch.row_length={self.batch.row_length}: an episode must fit a row'
+      )

@@ -19,6 +19,23 @@ def _want(ok: bool, name: str, got, want: str) -> None:
     raise ValueError(f'{name}: got {got!r}, want {want}')
 
 
+def _at_least(settings, section: str, least: float, *names: str) -> None:
+  for name in names:
+    got = getattr(settings, name)
+    _want(got >= least, f'{section}{name}', got, f'>= {least}')
+
+
+def _above(settings, section: str, bound: float, *names: str) -> None:
+  for name in names:
+    got = getattr(settings, name)
+    _want(got > bound, f'{section}{name}', got, f'> {bound}')
+
+
+def _one_of(settings, section: str, name: str, *choices: str) -> None:
+  got = getattr(settings, name)
+  _want(got in choices, f'{section}{name}', got, 'one of ' + ', '.join(choices))
+
+
 @dataclasses.dataclass(frozen=True)
 class Tasks:
   family: str = _f('repair_functions', 'task family')
@@ -28,8 +45,7 @@ class Tasks:
   verify: bool = _f(True, 'verify every task once more before the run')
 
   def __post_init__(self):
-    _want(self.train >= 0, 'tasks.train', self.train, '>= 0')
-    _want(self.heldout >= 0, 'tasks.heldout', self.heldout, '>= 0')
+    _at_least(self, 'tasks.', 0, 'train', 'heldout')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +59,9 @@ class Sandbox:
   output_kib: int = _f(256, 'output of one check [KiB]')
 
   def __post_init__(self):
-    want = ('auto', 'bubblewrap', 'process')
-    _want(self.backend in want, 'sandbox.backend', self.backend, f'one of {want}')
-    for name in ('workers', 'cpu_seconds', 'wall_seconds', 'memory_mib', 'processes'):
-      _want(getattr(self, name) > 0, f'sandbox.{name}', getattr(self, name), '> 0')
+    _one_of(self, 'sandbox.', 'backend', 'auto', 'bubblewrap', 'process')
+    _above(self, 'sandbox.', 0, 'cpu_seconds', 'wall_seconds')
+    _at_least(self, 'sandbox.', 1, 'workers', 'memory_mib', 'processes', 'output_kib')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +74,11 @@ class Agent:
   episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
 
   def __post_init__(self):
-    want = ('end', 'answer')
-    _want(
-      self.on_malformed in want, 'agent.on_malformed', self.on_malformed, f'in {want}'
+    _one_of(self, 'agent.', 'on_malformed', 'end', 'answer')
+    _at_least(
+      self, 'agent.', 1, 'max_turns', 'max_new_tokens', 'max_context', 'max_calls'
     )
-    for name in ('max_turns', 'max_new_tokens', 'max_context', 'max_calls'):
-      _want(getattr(self, name) > 0, f'agent.{name}', getattr(self, name), '> 0')
+    _above(self, 'agent.', 0, 'episode_seconds')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +86,16 @@ class Model:
   layers: int = _f(4, 'N')
   width: int = _f(256, 'D')
   ffn: int = _f(512, 'F')
-  heads: int = _f(8, 'Q')
+  heads: int = _f(4, 'Q')
   kv_heads: int = _f(2, 'C')
-  head_dim: int = _f(32, 'H')
+  head_dim: int = _f(64, 'H')
   rope_theta: float = _f(10_000.0, 'rotary base')
   norm_eps: float = _f(1e-6, 'RMS norm epsilon')
 
   def __post_init__(self):
-    for name in ('layers', 'width', 'ffn', 'heads', 'kv_heads', 'head_dim'):
-      _want(getattr(self, name) > 0, f'model.{name}', getattr(self, name), '> 0')
+    _at_least(self, 'model.', 1, 'layers', 'width', 'ffn', 'heads', 'kv_heads')
+    _at_least(self, 'model.', 2, 'head_dim')
+    _above(self, 'model.', 0, 'rope_theta', 'norm_eps')
     _want(
       self.heads % self.kv_heads == 0,
       'model.kv_heads',
@@ -97,6 +112,11 @@ class Imitation:
   rows: int = _f(16, 'packed rows a step')
   lr: float = _f(3e-3, 'peak learning rate')
   context_weight: float = _f(0.1, 'loss weight of tokens the agent did not write')
+
+  def __post_init__(self):
+    _at_least(self, 'imitation.', 0, 'steps', 'context_weight')
+    _at_least(self, 'imitation.', 1, 'episodes', 'rows')
+    _above(self, 'imitation.', 0, 'lr')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +135,12 @@ class Sampler:
   poll_seconds: float = _f(0.2, 'how often the next weight manifest is looked for [s]')
 
   def __post_init__(self):
-    _want(self.processes >= 1, 'sampler.processes', self.processes, '>= 1')
-    _want(self.slots >= 1, 'sampler.slots', self.slots, '>= 1')
+    _at_least(self, 'sampler.', 1, 'processes', 'slots', 'decode_steps')
+    _at_least(self, 'sampler.', 1, 'prefill_rows', 'prefill_chunk', 'threads')
+    _at_least(self, 'sampler.', 0, 'top_k')
+    _above(self, 'sampler.', 0, 'repetition_penalty', 'poll_seconds')
     _want(0 < self.top_p <= 1, 'sampler.top_p', self.top_p, 'in (0, 1]')
     _want(0 <= self.min_p < 1, 'sampler.min_p', self.min_p, 'in [0, 1)')
-    _want(self.top_k >= 0, 'sampler.top_k', self.top_k, '>= 0')
 
   @property
   def sampling(self) -> types.Sampling:
@@ -130,13 +151,15 @@ class Sampler:
 class Rollout:
   group_size: int = _f(8, 'episodes a group')
   max_staleness: int = _f(3, 'age bound of a group [optimiser steps]')
+  ahead: int = _f(2, 'batches issued beyond what the learner has consumed')
   eval_samples: int = _f(4, 'episodes per held-out task')
   retries: int = _f(2, 'further attempts at a group that infrastructure spoiled')
   keep_episodes: int = _f(2, 'episodes written out to read, per step')
 
   def __post_init__(self):
-    _want(self.group_size >= 2, 'rollout.group_size', self.group_size, '>= 2')
-    _want(self.max_staleness >= 0, 'rollout.max_staleness', self.max_staleness, '>= 0')
+    _at_least(self, 'rollout.', 2, 'group_size')
+    _at_least(self, 'rollout.', 0, 'max_staleness', 'retries', 'keep_episodes')
+    _at_least(self, 'rollout.', 1, 'eval_samples')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +167,9 @@ class Batch:
   groups: int = _f(8, 'groups a step')
   row_length: int = _f(512, 'tokens of a packed row')
   micro_rows: int = _f(8, 'rows of a micro-batch')
+
+  def __post_init__(self):
+    _at_least(self, 'batch.', 1, 'groups', 'row_length', 'micro_rows')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,11 +180,9 @@ class Loss:
   tis_cap: float = _f(2.0, 'cap C of the truncated importance weight')
 
   def __post_init__(self):
-    want = ('length_weighted', 'mean', 'leave_one_out')
-    _want(self.baseline in want, 'loss.baseline', self.baseline, f'one of {want}')
-    want = ('reinforce_tis',)
-    _want(self.objective in want, 'loss.objective', self.objective, f'one of {want}')
-    _want(self.tis_cap >= 1, 'loss.tis_cap', self.tis_cap, '>= 1')
+    _one_of(self, 'loss.', 'baseline', 'length_weighted', 'mean', 'leave_one_out')
+    _one_of(self, 'loss.', 'objective', 'reinforce_tis')
+    _at_least(self, 'loss.', 1, 'tis_cap')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +199,13 @@ class Optim:
   on_nonfinite: str = _f('skip', 'skip | stop: a step whose gradient is not finite')
 
   def __post_init__(self):
-    _want(self.lr > 0, 'optim.lr', self.lr, '> 0')
-    want = ('skip', 'stop')
-    _want(self.on_nonfinite in want, 'optim.on_nonfinite', self.on_nonfinite, f'{want}')
+    _one_of(self, 'optim.', 'on_nonfinite', 'skip', 'stop')
+    _above(self, 'optim.', 0, 'lr', 'consistent_rms', 'adam_eps')
+    _at_least(self, 'optim.', 0, 'warmup', 'weight_decay')
+    _at_least(self, 'optim.', 1, 'ns_steps')
+    for name in ('muon_beta', 'adam_b1', 'adam_b2'):
+      got = getattr(self, name)
+      _want(0 <= got < 1, f'optim.{name}', got, 'in [0, 1)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,16 +217,18 @@ class Sync:
   keep_fulls: int = _f(2, 'full snapshots (with their deltas) kept')
 
   def __post_init__(self):
-    _want(self.codec in ('xor',), 'sync.codec', self.codec, "'xor'")
-    _want(self.publish_every >= 1, 'sync.publish_every', self.publish_every, '>= 1')
-    _want(self.full_every >= 1, 'sync.full_every', self.full_every, '>= 1')
-    _want(self.keep_fulls >= 2, 'sync.keep_fulls', self.keep_fulls, '>= 2')
+    _one_of(self, 'sync.', 'codec', 'xor')
+    _at_least(self, 'sync.', 1, 'publish_every', 'full_every', 'block_bytes')
+    _at_least(self, 'sync.', 2, 'keep_fulls')
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
   every: int = _f(5, 'optimiser steps between checkpoints')
   keep: int = _f(2, 'checkpoints kept')
+
+  def __post_init__(self):
+    _at_least(self, 'checkpoint.', 1, 'every', 'keep')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,23 +253,45 @@ class Config:
   checkpoint: Checkpoint = Checkpoint()
 
   def __post_init__(self):
-    s = self.sampler
-    if self.loss.replay and s.repetition_penalty != 1.0:
-      raise ValueError(
-        f'loss.replay=True with sampler.repetition_penalty={s.repetition_penalty}: '
-        'a penalised draw cannot be replayed; set the penalty to 1.0'
-      )
-    if s.temperature <= 0:
-      raise ValueError(
-        f'sampler.temperature={s.temperature}: training rollouts need a temperature > 0'
-      )
-    if self.loss.replay and (s.top_p < 1 or s.min_p > 0) and s.top_k == 0:
-      raise ValueError(
-        'loss.replay=True with sampler.top_k=0: top_k bounds the recorded set; '
-        'set it (64 is usual)'
-      )
-    if self.agent.max_context > self.batch.row_length:
-      raise ValueError(
-        f'agent.max_context={self.agent.max_context} exceeds '
-        f'batch.row_length={self.batch.row_length}: an episode must fit a row'
-      )
+    _at_least(self, '', 0, 'steps', 'seed')
+    _want(self.seed < 1 << 32, 'seed', self.seed, 'below 2**32')
+    inside = not self.store or self.store.startswith('file:///')
+    _want(inside, 'store', self.store, 'file:///absolute/folder, or empty')
+    _refuse_contradictions(self)
+
+
+def _refuse_contradictions(cfg: Config) -> None:
+  """Pairs of settings that are each fine and cannot work together."""
+  s, agent, batch = cfg.sampler, cfg.agent, cfg.batch
+  if s.repetition_penalty != 1.0:
+    raise ValueError(
+      f'loss.replay={cfg.loss.replay} with sampler.repetition_penalty='
+      f'{s.repetition_penalty}: a penalised draw depends on earlier text and cannot '
+      'be replayed, nor scored without replay; set the penalty to 1.0'
+    )
+  if s.temperature <= 0:
+    raise ValueError(
+      f'sampler.temperature={s.temperature}: training rollouts need a temperature > 0'
+    )
+  if cfg.loss.replay and (s.top_p < 1 or s.min_p > 0) and s.top_k == 0:
+    raise ValueError(
+      'loss.replay=True with sampler.top_k=0: top_k bounds the recorded set; '
+      'set it (64 is usual)'
+    )
+  if agent.max_context > batch.row_length:
+    raise ValueError(
+      f'agent.max_context={agent.max_context} exceeds '
+      f'batch.row_length={batch.row_length}: an episode must fit a row'
+    )
+  if agent.max_new_tokens >= agent.max_context:
+    raise ValueError(
+      f'agent.max_new_tokens={agent.max_new_tokens} leaves no room for a prompt in '
+      f'agent.max_context={agent.max_context}'
+    )
+  # Groups sampled just before a publish are publish_every - 1 steps old at best.
+  if cfg.sync.publish_every - 1 > cfg.rollout.max_staleness:
+    raise ValueError(
+      f'sync.publish_every={cfg.sync.publish_every} with rollout.max_staleness='
+      f'{cfg.rollout.max_staleness}: every group would be too old to train on; '
+      f'allow a staleness of at least {cfg.sync.publish_every - 1}'
+    )

@@ -120,6 +120,7 @@ class Group:
   task_id: str
   unit: str
   episodes: tuple[Episode, ...]
+  loop_lag: float | None = None  # longest stall of the rollout's loop meanwhile [s]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,10 @@ import struct
 from typing import Any
 
 import numpy as np
-from swe17 import types
 import xxhash
 import zstandard
+
+from swe17 import types
 
 _MAGIC = b'S17\x01'
 _MAX_BYTES = 1 << 31
@@ -74,7 +75,9 @@ def pack_kept(kept: types.KeptSets, token_T: np.ndarray) -> dict[str, np.ndarray
   return {'kept_size': size_T.astype(np.uint16), 'kept_ids': ids.astype(narrow)}
 
 
-def unpack_kept(arrays: Mapping[str, np.ndarray], token_T: np.ndarray) -> types.KeptSets:
+def unpack_kept(
+  arrays: Mapping[str, np.ndarray], token_T: np.ndarray
+) -> types.KeptSets:
   """Inverse of `pack_kept`. ValueError if sizes and ids disagree."""
   size_T = arrays['kept_size'].astype(np.int64)
   if size_T.shape != token_T.shape:

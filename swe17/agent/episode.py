@@ -1,0 +1,199 @@
+"""One episode: an agent's attempt at a task, every token recorded as it was served.
+
+  prompt -> [generate -> parse -> run the calls -> results]* -> verify
+
+The context only grows: sampled ids as they came (mask True, with log-prob, entropy,
+version and kept set), prompt, results and glue by id (mask False). How it ends:
+
+  submitted            the verifier's outcome
+  malformed call       outcome 0 (`on_malformed='end'`), none of that turn's calls runs
+  no call, turn limit,
+  no room left         outcome 0: not submitted
+  infrastructure       no outcome, status 'invalid': a connection, the operating system,
+                       the grader, an answer that lacks what a token must carry, or the
+                       wall clock (turns and tokens bound the agent, so it is not slow)
+
+Anything else that is raised is a bug and is passed on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+import dataclasses
+import textwrap
+import time
+
+import numpy as np
+import xxhash
+
+from swe17 import config, types
+from swe17.agent import chat, record, tools
+from swe17.agent import tokenizer as tokenizers
+from swe17.env import base, grader
+
+Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
+
+
+async def run(
+  *,
+  task: types.Task,
+  env: base.Env,
+  generate: Generate,
+  tokenizer: tokenizers.Tokenizer,
+  cfg: config.Agent,
+  sampling: types.Sampling,
+  seed: int,
+  group_id: str,
+  member: int,
+  clock: Callable[[], float] = time.monotonic,
+) -> types.Episode:
+  """Runs one episode to its end; see the module for what each end means.
+
+  `seed`, `group_id` and `member` key every draw, so an episode replays alone. No more
+  than `cfg.max_context` tokens are recorded: results that no longer fit are left out.
+  """
+  start = clock()
+  log = record.Record(tokenizer, clock)
+  limit = asyncio.timeout(cfg.episode_seconds)
+  try:
+    async with limit:
+      outcome = await _turns(
+        log,
+        prompt=chat.open_prompt(tokenizer, task.prompt),
+        env=env,
+        generate=generate,
+        cfg=cfg,
+        request=types.GenerateRequest(
+          session=f'{group_id}.{member}.0',
+          token_T=np.zeros(0, np.int32),
+          max_new=cfg.max_new_tokens,
+          stop_ids=chat.stop_ids(tokenizer),
+          sampling=sampling,
+          key=draw_key(seed, group_id, member, 0),
+        ),
+      )
+  except (OSError, grader.GraderError, record.SamplerError) as e:
+    # TimeoutError and ConnectionError are OSErrors.
+    late = f'episode took over {cfg.episode_seconds:g} s'
+    outcome = types.Outcome(
+      None, late if limit.expired() else f'{type(e).__name__}: {e}'
+    )
+  return types.Episode(
+    id=f'{group_id}.{member}',
+    task_id=task.id,
+    unit=task.unit,
+    group_id=group_id,
+    member=member,
+    status='invalid' if outcome.value is None else 'valid',
+    outcome=outcome,
+    solved_at=task.solved_at,
+    segments=(log.segment(),),
+    turns=log.turns,
+    calls=log.calls,
+    malformed=log.malformed,
+    tests=log.tests,
+    submitted=env.done,
+    sampled_tokens=sum(log.mask),
+    thinking_tokens=log.thinking,
+    tool_seconds=log.tool_seconds,
+    seconds=clock() - start,
+    cut=log.cut,
+  )
+
+
+def draw_key(seed: int, group_id: str, member: int, segment: int) -> tuple[int, int]:
+  """Two uint32 that key a segment's draws; the sampler folds in the position."""
+  digest = xxhash.xxh3_64_intdigest(f'{seed}/{group_id}/{member}/{segment}'.encode())
+  return digest >> 32, digest & 0xFFFFFFFF
+
+
+async def _turns(
+  log: record.Record,
+  *,
+  prompt: list[int],
+  env: base.Env,
+  generate: Generate,
+  cfg: config.Agent,
+  request: types.GenerateRequest,
+) -> types.Outcome:
+  """The loop. Raises what `run` makes an invalid episode of."""
+  tok = log.tokenizer
+  if len(prompt) >= cfg.max_context:
+    reason = f'prompt: {len(prompt)} tokens, agent.max_context is {cfg.max_context}'
+    return types.Outcome(None, reason)
+  log.given(prompt)
+  for turn in range(cfg.max_turns):
+    request = dataclasses.replace(
+      request,
+      token_T=np.asarray(log.token, np.int32),
+      max_new=min(cfg.max_new_tokens, cfg.max_context - len(log.token)),
+    )
+    result = await generate(request)
+    record.check_result(result, request, tok.vocab_size)
+    log.sampled(result, turn, request.sampling.temperature)
+    drawn = result.token_T.tolist()
+    parsed = tools.parse(tok.decode(drawn if drawn[-1] != tok.end else drawn[:-1]))
+    calls = [tools.check(call, env.tools) for call in parsed.calls]
+    bad = [call for call in calls if call.error]
+    log.malformed += len(bad)
+    unfinished = result.finish == 'length' and (
+      not calls or calls[-1].error == tools.CUT
+    )
+    if bad and cfg.on_malformed == 'end':
+      log.cut = unfinished
+      return types.Outcome(0.0, f'malformed call: {bad[0].error}')
+    if not calls:
+      log.cut = unfinished
+      return types.Outcome(0.0, 'not submitted: a turn without a call')
+    results = await log.run(calls, env, cfg.max_calls)
+    if env.done:
+      return await env.verify()
+    glue = chat.close_turn(tok, drawn)
+    glue += chat.tool_results(tok, [result.text for result in results])
+    if len(log.token) + len(glue) >= cfg.max_context:
+      log.cut = True
+      return types.Outcome(0.0, 'not submitted: no room left in the context')
+    if turn + 1 < cfg.max_turns:
+      log.given(glue)
+  log.cut = True
+  return types.Outcome(0.0, 'not submitted: turn limit')
+
+
+def transcript(episode: types.Episode, tokenizer: tokenizers.Tokenizer) -> str:
+  """An episode to read: markdown, one section a message."""
+  value = episode.outcome.value
+  score = 'none' if value is None else f'{value:g}'
+  reason = f' ({episode.outcome.reason})' if episode.outcome.reason else ''
+  lines = [
+    f'# {episode.task_id}, episode {episode.id}',
+    '',
+    f'- outcome {score}{reason}, {"solved" if episode.solved else "not solved"}, '
+    f'{episode.status}{", cut" if episode.cut else ""}',
+    f'- {episode.turns} turns, {episode.calls} calls, {episode.tests} tests, '
+    f'{episode.malformed} malformed',
+    f'- {episode.sampled_tokens} sampled tokens, {episode.thinking_tokens} thinking, '
+    f'{episode.seconds:.1f} s, {episode.tool_seconds:.1f} s in tools',
+  ]
+  for segment in episode.segments:
+    stats = _stats(segment, segment.mask_T)
+    lines.append(f'- segment: {segment.token_T.size} tokens in all, {stats}')
+    turn = 0
+    for role, text in chat.messages(tokenizer, segment.token_T.tolist()):
+      title = role
+      if role == 'assistant':
+        own = segment.mask_T & (segment.turn_T == turn)
+        turn += 1
+        title = f'turn {turn}: {_stats(segment, own)}'
+      lines += ['', f'## {title}', '', textwrap.indent(text, '    ', lambda _: True)]
+  return '\n'.join(lines) + '\n'
+
+
+def _stats(segment: types.Segment, own: np.ndarray) -> str:
+  """Count, mean entropy and weight versions of the sampled tokens in `own`."""
+  if not own.any():
+    return 'none sampled'
+  low, high = int(segment.version_T[own].min()), int(segment.version_T[own].max())
+  versions = f'version {low}' if low == high else f'versions {low} to {high}'
+  return (
+    f'{int(own.sum())} sampled, mean entropy '
+    f'{segment.entropy_T[own].mean():.3f} nats, {versions}'
+  )

@@ -1,0 +1,144 @@
+"""What an episode records of its tokens, and what a sampler's answer must carry."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from swe17 import types
+from swe17.agent import tokenizer as tokenizers
+from swe17.agent import tools
+from swe17.env import base
+
+_ROUNDING = 1e-6  # a log-probability may exceed 0 by rounding, not by more
+
+
+class SamplerError(ValueError):
+  """An answer that does not carry what every token must: never to be trained on."""
+
+
+def check_result(
+  result: types.GenerateResult, request: types.GenerateRequest, vocab_size: int
+) -> None:
+  """SamplerError, naming the problem, unless every token carries what it must.
+
+  Written as 'keep if inside': a NaN is inside nothing.
+  """
+  n = len(result.token_T)
+  fields = {
+    'log-probs': result.logp_T,
+    'entropies': result.entropy_T,
+    'versions': result.version_T,
+    'kept sets': result.kept.size_T,
+  }
+  for name, array in fields.items():
+    if array.shape != (n,):
+      raise SamplerError(f'sampler: got {array.size} {name} for {n} tokens')
+  if not 1 <= n <= request.max_new:
+    raise SamplerError(f'sampler: got {n} tokens, want 1 to {request.max_new}')
+  stops = np.isin(result.token_T, request.stop_ids)
+  stopped = {'stop': True, 'length': False}.get(result.finish)
+  if stopped is None or stops[:-1].any() or stops[-1] != stopped:
+    raise SamplerError(
+      f'sampler: finish {result.finish!r} with stop tokens at {np.flatnonzero(stops)}'
+    )
+  logp_T, size_T = result.logp_T, result.kept.size_T
+  inside = {
+    'token id': (result.token_T >= 0) & (result.token_T < vocab_size),
+    'log-prob': (logp_T <= _ROUNDING) & np.isfinite(logp_T),
+    'entropy': (result.entropy_T >= -_ROUNDING) & np.isfinite(result.entropy_T),
+    'version': result.version_T >= request.min_version,
+    'kept set size': size_T >= int(request.sampling.truncates),
+  }
+  for name, ok in inside.items():
+    if not ok.all():
+      raise SamplerError(f'sampler: bad {name} at token {int(np.argmin(ok))}')
+  owner = np.repeat(np.arange(n), size_T)
+  if result.kept.ids.shape != owner.shape:
+    raise SamplerError('sampler: kept sets and their sizes disagree')
+  own = np.bincount(owner[result.kept.ids == result.token_T[owner]], minlength=n)
+  if not (own == (size_T > 0)).all():
+    raise SamplerError('sampler: a token lies outside its kept set')
+
+
+class Record:
+  """What an episode has recorded so far; whole at any await, so it survives a fault."""
+
+  def __init__(self, tokenizer: tokenizers.Tokenizer, clock: Callable[[], float]):
+    self.tokenizer = tokenizer
+    self._clock = clock
+    self.token: list[int] = []
+    self.mask: list[bool] = []
+    self._drawn: list[tuple[float, float, float, int, int]] = []
+    self._kept_size: list[int] = []
+    self._kept_ids: list[np.ndarray] = []
+    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
+    self.tool_seconds = 0.0
+    self.cut = False
+
+  def given(self, ids: list[int]) -> None:
+    """Appends what the sampler did not draw."""
+    self.token += ids
+    self.mask += [False] * len(ids)
+    self._drawn += [(0.0, 0.0, 0.0, 0, 0)] * len(ids)
+    self._kept_size += [0] * len(ids)
+
+  def sampled(
+    self, result: types.GenerateResult, turn: int, temperature: float
+  ) -> None:
+    """Appends a turn exactly as it was served."""
+    ids = result.token_T.tolist()
+    self.token += ids
+    self.mask += [True] * len(ids)
+    self._drawn += zip(
+      result.logp_T.tolist(),
+      result.entropy_T.tolist(),
+      [temperature] * len(ids),
+      result.version_T.tolist(),
+      [turn] * len(ids),
+      strict=True,
+    )
+    self._kept_size += result.kept.size_T.tolist()
+    self._kept_ids.append(result.kept.ids)
+    self.turns += 1
+    self.thinking += _thinking_tokens(self.tokenizer, ids)
+
+  async def run(
+    self, calls: list[tools.Call], env: base.Env, max_calls: int
+  ) -> list[tools.Result]:
+    """Executes a turn's calls and counts what ran."""
+    start = self._clock()
+    results = await tools.execute(calls, env, max_calls=max_calls)
+    self.tool_seconds += self._clock() - start
+    ran = [call.name for call, done in zip(calls, results, strict=True) if done.ran]
+    self.calls += len(ran)
+    self.tests += ran.count('test')
+    return results
+
+  def segment(self) -> types.Segment:
+    rows = list(zip(*self._drawn, strict=True)) or [()] * 5
+    logp, entropy, temperature, version, turn = rows
+    return types.Segment(
+      token_T=np.asarray(self.token, np.int32),
+      mask_T=np.asarray(self.mask, bool),
+      mu_logp_T=np.asarray(logp, np.float32),
+      entropy_T=np.asarray(entropy, np.float32),
+      temperature_T=np.asarray(temperature, np.float32),
+      version_T=np.asarray(version, np.int32),
+      turn_T=np.asarray(turn, np.int32),
+      kept=types.KeptSets(
+        np.concatenate([[0], np.cumsum(self._kept_size)]).astype(np.int32),
+        np.concatenate([np.zeros(0, np.int32), *self._kept_ids]).astype(np.int32),
+      ),
+    )
+
+
+def _thinking_tokens(tok: tokenizers.Tokenizer, ids: list[int]) -> int:
+  """Tokens between a <think> and its </think>, or to the end of the turn."""
+  count, inside = 0, False
+  for token in ids:
+    if token == tok.think_end or token == tok.end:
+      inside = False
+    count += inside
+    if token == tok.think:
+      inside = True
+  return count

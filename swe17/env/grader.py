@@ -1,0 +1,266 @@
+"""Warm graders: run an agent's version of a function on inputs, return its outputs.
+
+Only outputs: expected values stay in this process, and the comparison with them is the
+caller's, so the code under test can neither read them nor claim to have met them. See
+runner.py for what happens inside.
+
+A verdict ('raise ...', 'timeout', 'died', 'unserialisable') is about the code under
+test. What is about us, a worker that died or fell silent, is retried once on a fresh
+worker and is then a `GraderError`, never a verdict.
+"""
+
+import ast
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+
+from swe17 import config
+from swe17.env import runner, sandbox
+
+_ANSWER = re.compile(r'ok .*|raise \w+|unserialisable', re.DOTALL)
+_ENDS = ('', 'timeout', 'wall', 'died')
+_MARGIN_SECONDS = 10.0  # beyond the wall limit that the runner itself keeps
+
+
+class GraderError(RuntimeError):
+  """The infrastructure failed twice in a row. Says nothing about the code."""
+
+
+class _WorkerFault(Exception):
+  """A worker gave no usable answer."""
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _is_arguments(case: str) -> bool:
+  """Whether a case is a Python literal of a tuple."""
+  try:
+    case.encode()
+    return type(ast.literal_eval(case)) is tuple
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+  """One version of a function and the inputs to run it on.
+
+  Each case is a Python literal of the tuple of positional arguments, such as
+  '([1, 2, 3], 2)'. `source` is executed in a copy of the module's namespace, less the
+  function itself.
+  """
+
+  module: str  # of the standard library
+  function: str
+  source: str
+  cases: tuple[str, ...]
+
+  def __post_init__(self):
+    parts = self.module.split('.')
+    if parts[0] not in sys.stdlib_module_names or not all(map(str.isidentifier, parts)):
+      raise ValueError(
+        f'check.module: got {self.module!r}, want a module of the standard library'
+      )
+    if not self.function.isidentifier():
+      raise ValueError(f'check.function: got {self.function!r}, want an identifier')
+    if not self.cases:
+      raise ValueError(f'check.cases of {self.function}: got none, want at least one')
+    for case in self.cases:
+      if not _is_arguments(case):
+        raise ValueError(
+          f'check.cases of {self.function}: got {case!r}, want a literal of a tuple'
+        )
+
+
+def _request(check: Check) -> bytes:
+  first = json.dumps([check.module, len(check.cases)])
+  head = json.dumps([check.function, check.source])
+  body = b''.join(runner.frame(text.encode()) for text in (head, *check.cases))
+  return runner.frame(first.encode()) + runner.frame(body)
+
+
+def _results(bodies: list[bytes], end: str, count: int) -> tuple[str, ...]:
+  """Results as text. What the child wrote itself is believed only to be an answer."""
+  results = []
+  for body in bodies:
+    text = body.decode('ascii', 'replace')
+    results.append(text if _ANSWER.fullmatch(text) else 'died')
+  rest = 'timeout' if end == 'wall' else end
+  return (*results, *[rest] * (count - len(results)))
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+  """Kill a worker's process group; the kernel takes its namespaces along."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Worker:
+  """One sandbox with a zygote in it, started when first asked."""
+
+  def __init__(self, cfg: config.Sandbox, backend: str):
+    self._cfg = cfg
+    self._backend = backend
+    self._process: asyncio.subprocess.Process | None = None
+
+  @property
+  def pid(self) -> int | None:
+    return self._process.pid if self._process else None
+
+  async def start(self) -> None:
+    settings = {
+      'isolated': self._backend == 'bubblewrap',
+      'cpu_seconds': self._cfg.cpu_seconds,
+      'wall_seconds': self._cfg.wall_seconds,
+      'memory_bytes': self._cfg.memory_mib << 20,
+      'processes': self._cfg.processes,
+      'output_bytes': self._cfg.output_kib << 10,
+    }
+    self._process = await asyncio.create_subprocess_exec(
+      *sandbox.program(self._backend, 'runner', 'main', json.dumps(settings)),
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      env=sandbox.environment(),
+      cwd='/',
+      start_new_session=True,
+    )
+
+  async def stop(self) -> None:
+    """Kill the worker with all that is in it."""
+    process, self._process = self._process, None
+    if process is not None:
+      assert process.stdin is not None
+      _kill(process)
+      process.stdin.close()
+      for stream in (process.stdout, process.stderr):
+        if stream is not None:
+          await stream.read()  # to the end, so that nothing of it stays open
+      await process.wait()
+
+  async def ask(self, check: Check) -> tuple[tuple[str, ...], bool]:
+    """Return the results and whether wall time cut them. Raises _WorkerFault."""
+    try:
+      if self._process is None:
+        await self.start()
+      async with asyncio.timeout(self._cfg.wall_seconds + _MARGIN_SECONDS):
+        first, *results = await self._exchange(_request(check))
+        meta = json.loads(first)
+    except TimeoutError:
+      raise _WorkerFault('it fell silent') from None
+    except (asyncio.IncompleteReadError, OSError, ValueError) as error:
+      raise _WorkerFault(f'{error!r} {await self._last_words()}'.strip()) from error
+    if 'error' in meta:
+      raise _WorkerFault(str(meta['error']))
+    missing = len(check.cases) - len(results)
+    if meta['end'] not in _ENDS or missing < 0 or (missing and not meta['end']):
+      raise _WorkerFault(f'{len(results)} of {len(check.cases)} results, then {meta}')
+    return _results(results, meta['end'], len(check.cases)), meta['end'] == 'wall'
+
+  async def _exchange(self, request: bytes) -> list[bytes]:
+    assert self._process and self._process.stdin and self._process.stdout
+    self._process.stdin.write(request)
+    await self._process.stdin.drain()
+    head = await self._process.stdout.readexactly(4)
+    size = struct.unpack('>I', head)[0]
+    if size > (self._cfg.output_kib << 10) + 4096:
+      raise _WorkerFault(f'a reply of {size} bytes')
+    return runner.split(await self._process.stdout.readexactly(size))
+
+  async def _last_words(self) -> str:
+    """Kill the worker and return the last line it wrote to stderr."""
+    process = self._process
+    if process is None or process.stderr is None:
+      return ''
+    _kill(process)
+    lines = (await process.stderr.read()).decode(errors='replace').strip().splitlines()
+    return lines[-1] if lines else ''
+
+
+class Graders:
+  """A pool of `cfg.workers` warm sandboxes, each running one check at a time."""
+
+  def __init__(self, cfg: config.Sandbox):
+    self._cfg = cfg
+    self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
+    self._workers: list[_Worker] = []
+    self._open = False
+    self.restarts = 0  # workers replaced because they failed
+
+  @property
+  def pids(self) -> tuple[int, ...]:
+    """The running workers' process ids."""
+    return tuple(worker.pid for worker in self._workers if worker.pid is not None)
+
+  async def start(self) -> None:
+    """Choose a backend and start the workers. Raises ValueError as choose_backend."""
+    backend = await asyncio.to_thread(sandbox.choose_backend, self._cfg)
+    self._workers = [_Worker(self._cfg, backend) for _ in range(self._cfg.workers)]
+    for worker in self._workers:
+      await worker.start()
+      self._idle.put_nowait(worker)
+    self._open = True
+
+  async def close(self) -> None:
+    """Kill all workers; checks that run end in GraderError."""
+    self._open = False
+    for worker in self._workers:
+      await worker.stop()
+    self._workers = []
+    self._idle = asyncio.Queue()
+
+  async def run(self, check: Check) -> tuple[str, ...]:
+    """Run a check and return one string a case.
+
+    'ok <text of (result, arguments afterwards)>', 'raise TypeName', 'timeout', 'died'
+    or 'unserialisable'. A source that does not compile gives 'raise SyntaxError'.
+    Raises GraderError if a fresh worker fails too.
+    """
+    if not self._open:
+      raise GraderError('the graders are not started')
+    worker = await self._idle.get()
+    try:
+      return await self._run_on(worker, check)
+    finally:
+      self._idle.put_nowait(worker)
+
+  async def _run_on(self, worker: _Worker, check: Check) -> tuple[str, ...]:
+    name = f'{check.module}.{check.function}'
+    first_fault = ''
+    waited = False
+    while self._open:
+      try:
+        results, wall = await self._ask(worker, check)
+      except _WorkerFault as fault:
+        logging.warning('grader: worker restarted, it failed on %s: %s', name, fault)
+        self.restarts += 1
+        if first_fault:
+          raise GraderError(
+            f'the grader failed twice on {name}: {first_fault}; then: {fault}'
+          ) from fault
+        first_fault = str(fault)
+        continue
+      # Wall time may have run out because the machine was busy: once more.
+      if waited or not wall:
+        return results
+      waited = True
+    raise GraderError(f'the graders were closed during a check of {name}')
+
+  async def _ask(self, worker: _Worker, check: Check) -> tuple[tuple[str, ...], bool]:
+    """Ask, and stop a worker that did not answer: what it holds is unknown."""
+    answered = False
+    try:
+      answer = await worker.ask(check)
+      answered = True
+      return answer
+    finally:
+      if not answered:  # a fault, or the caller gave up
+        await worker.stop()

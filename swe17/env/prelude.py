@@ -1,0 +1,57 @@
+"""Starts one command inside a sandbox: writes its files, takes the limits, executes.
+
+Called by `sandbox.run` as the sandbox's first program, with the number of a file
+descriptor that holds JSON: {argv, files (latin-1 text), limits, isolated}. The working
+directory is already the private one.
+
+This file imports the standard library only.
+"""
+
+from collections.abc import Mapping
+import json
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from swe17.env import limits
+
+
+def main(fd: str) -> None:
+  """Run the command that the descriptor tells of; exit as it does."""
+  with open(int(fd), 'rb') as file:
+    file.seek(0)
+    spec = json.load(file)
+  if spec['isolated']:
+    _execute(spec)
+  sys.exit(_attend(spec))
+
+
+def _attend(spec: Mapping[str, Any]) -> int:
+  """Run the command as a child and kill all it leaves behind, at its end or SIGTERM."""
+  limits.set_subreaper()
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+  pid = os.fork()
+  if pid == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _execute(spec)
+  try:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status if status >= 0 else 128 - status
+  finally:
+    limits.kill_children()
+
+
+def _execute(spec: Mapping[str, Any]) -> NoReturn:
+  """Become the command."""
+  try:
+    limits.confine(**spec['limits'], isolated=spec['isolated'], map_ids=True)
+    for name, text in spec['files'].items():
+      os.makedirs(os.path.dirname(name) or '.', exist_ok=True)
+      with open(name, 'wb') as file:
+        file.write(text.encode('latin-1'))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec keeps
+    os.execvp(spec['argv'][0], spec['argv'])
+  except OSError as error:
+    os.write(2, f'cannot start {spec["argv"][0]}: {error}\n'.encode())
+    os._exit(127)

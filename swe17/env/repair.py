@@ -1,0 +1,348 @@
+"""The family `repair_functions`: tasks, their verification, one episode's environment.
+
+A task is a function of the standard library with one fault in it (faults.py). The
+agent sees the code and how many of 6 visible cases fail; what counts is whether 32
+other cases give what the original gives. The committed table names function, fault and
+seed only: code is taken from this Python's library and checked by its hash, cases come
+from the seed, expected results from the original run in the grader.
+
+Whoever edits, counts and compares is this trusted code; only the agent's version of
+the function runs in the grader, and nothing expected goes in there.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+from typing import Any
+
+from swe17 import config, types
+from swe17.env import base, faults, functions, grader
+
+FAMILY = 'repair_functions'
+TABLE = pathlib.Path(__file__).parent / 'data' / f'{FAMILY}.jsonl'
+MAX_CHARACTERS = 4 * functions.CHARACTERS  # of an edited source
+_FINAL = ('ok ', 'raise ')  # verdicts that the same program always gives
+_AT_ONCE = 16  # checks waiting for a grader
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One line of the table."""
+
+  id: str  # 'module.function/n'
+  python: str  # versions the source was seen in, comma-separated
+  module: str
+  function: str
+  source_sha: str  # functions.sha of the canonical source
+  line: int
+  old: str
+  new: str
+  kind: str
+  split: str
+  seed: int  # of the cases
+
+
+def prompt(function: str) -> str:
+  """The first user message."""
+  return f'Repair {function}: its tests fail.'
+
+
+def read_table(path: pathlib.Path) -> list[Row]:
+  """All rows of a table file. ValueError names the line that is not a row."""
+  if not path.is_file():
+    raise ValueError(f'tasks.table: no file {str(path)!r}')
+  rows = []
+  for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
+    try:
+      rows.append(Row(**json.loads(line)))
+    except (json.JSONDecodeError, TypeError) as e:
+      raise ValueError(f'{path}, line {number}: not a row of the table: {e}') from e
+  return rows
+
+
+def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
+  """Regenerates the tasks that `cfg` asks for: (tasks, set-aside id -> reason).
+
+  Set aside is a row whose function this Python lacks or has with another source; the
+  next rows of the split take its place. ValueError if fewer are left than asked for.
+  """
+  if cfg.family != FAMILY:
+    raise ValueError(f'tasks.family: got {cfg.family!r}, want {FAMILY!r}')
+  path = pathlib.Path(cfg.table) if cfg.table else TABLE
+  rows = read_table(path)
+  catalogue = functions.catalogue()
+  chosen: list[types.Task] = []
+  set_aside: dict[str, str] = {}
+  for split, asked in (('train', cfg.train), ('heldout', cfg.heldout)):
+    found = []
+    for row in (r for r in rows if r.split == split):
+      if asked and len(found) == asked:
+        break
+      reason = _unusable(row, catalogue)
+      if reason:
+        set_aside[row.id] = reason
+      else:
+        found.append(_task(row, catalogue))
+    if len(found) < max(asked, 1):
+      raise ValueError(
+        f'tasks.{split}: {path} has {len(found)} tasks for this Python, '
+        f'want {max(asked, 1)}; {len(set_aside)} rows were set aside '
+        '(rebuild the table: python -m experiments.build_tasks)'
+      )
+    chosen += found
+  return tuple(chosen), set_aside
+
+
+def load(cfg: config.Tasks) -> tuple[types.Task, ...]:
+  """`read`, with what was set aside in the log."""
+  tasks, set_aside = read(cfg)
+  if set_aside:
+    some = ', '.join(f'{k}: {v}' for k, v in list(set_aside.items())[:3])
+    logging.warning('%d tasks set aside (%s, ...)', len(set_aside), some)
+  return tasks
+
+
+def _unusable(row: Row, catalogue: Mapping[str, Any]) -> str:
+  if f'{row.module}.{row.function}' not in catalogue:
+    return 'not in the catalogue'
+  source = functions.source_of(row.module, row.function)
+  if source is None:
+    return 'no such function in this Python'
+  if functions.sha(source) != row.source_sha:
+    return 'another source in this Python'
+  return ''
+
+
+def _task(row: Row, catalogue: Mapping[str, Any]) -> types.Task:
+  name = f'{row.module}.{row.function}'
+  original = functions.source_of(row.module, row.function)
+  assert original is not None
+  visible, hidden = functions.cases(catalogue[name], row.seed)
+  payload = {
+    'module': row.module,
+    'function': row.function,
+    'kind': row.kind,
+    'original': original,
+    'source': faults.apply(original, row.line, row.old, row.new),
+    'visible': list(visible),
+    'hidden': list(hidden),
+  }
+  return types.Task(row.id, FAMILY, row.split, name, prompt(row.function), payload)
+
+
+async def verify(
+  tasks: Iterable[types.Task], graders: grader.Graders
+) -> tuple[list[types.Task], dict[str, str]]:
+  """Runs every original and every fault once: (sound tasks, set-aside id -> reason).
+
+  Sound tasks carry `expected_visible` and `expected_hidden` in their payload, computed
+  once per function. A task is set aside if its original does not run to the end, its
+  fault is not caught by both sets of cases, or the grader fails on it.
+  """
+  gate = asyncio.Semaphore(_AT_ONCE)
+  originals: dict[tuple[str, ...], asyncio.Task[tuple[str, ...]]] = {}
+
+  async def run(task: types.Task, source: str) -> tuple[str, ...]:
+    async with gate:
+      return await graders.run(_check(task, source, _all_cases(task)))
+
+  async def examine(task: types.Task) -> types.Task | str:
+    original = task.payload['original']
+    key = (task.unit, original, *_all_cases(task))
+    if key not in originals:
+      originals[key] = asyncio.create_task(run(task, original))
+    try:
+      expected = await originals[key]
+      got = await run(task, task.payload['source'])
+    except grader.GraderError as e:
+      return f'the verifier failed: {e}'
+    reason = unsound(expected, got)
+    return reason or _with_expected(task, expected)
+
+  tasks = list(tasks)
+  found = await asyncio.gather(*(examine(task) for task in tasks))
+  sound = [f for f in found if isinstance(f, types.Task)]
+  set_aside = {
+    task.id: reason
+    for task, reason in zip(tasks, found, strict=True)
+    if isinstance(reason, str)
+  }
+  return sound, set_aside
+
+
+def unsound(expected: Sequence[str], got: Sequence[str]) -> str:
+  """Why a fault's verdicts on visible + hidden cases make no task; '' if they do."""
+  if not all(map(final, expected)):
+    return 'the original does not run'
+  if not all(map(final, got)):
+    return next(verdict for verdict in got if not final(verdict))
+  visible = functions.VISIBLE
+  if expected[:visible] == got[:visible]:
+    return 'visible cases do not catch it'
+  if expected[visible:] == got[visible:]:
+    return 'hidden cases do not catch it'
+  return ''
+
+
+def final(verdict: str) -> bool:
+  """Whether a verdict is of the program itself: not a time-out, not a death."""
+  return verdict.startswith(_FINAL)
+
+
+def _all_cases(task: types.Task) -> tuple[str, ...]:
+  return (*task.payload['visible'], *task.payload['hidden'])
+
+
+def _check(task: types.Task, source: str, cases: tuple[str, ...]) -> grader.Check:
+  return grader.Check(task.payload['module'], task.payload['function'], source, cases)
+
+
+def _with_expected(task: types.Task, expected: Sequence[str]) -> types.Task:
+  visible = len(task.payload['visible'])
+  payload = {
+    **task.payload,
+    'expected_visible': list(expected[:visible]),
+    'expected_hidden': list(expected[visible:]),
+  }
+  return dataclasses.replace(task, payload=payload)
+
+
+class Verifier:
+  """Graders, and what they said: shared by all episodes of a process.
+
+  A deterministic program has one verdict on the same inputs, so verdicts are kept,
+  addressed by the content of the check. Time-outs, deaths and failures of the grader
+  are never kept. Equal checks that run at the same time run once.
+  """
+
+  def __init__(self, graders: grader.Graders, capacity: int = 20_000):
+    self._graders = graders
+    self._capacity = capacity
+    self._kept: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+    self._running: dict[bytes, asyncio.Task[tuple[str, ...]]] = {}
+    self.hits = 0
+    self.misses = 0
+
+  async def run(self, check: grader.Check) -> tuple[str, ...]:
+    """One verdict a case. GraderError if the infrastructure fails."""
+    key = hashlib.sha256(json.dumps(dataclasses.astuple(check)).encode()).digest()
+    if key in self._kept:
+      self.hits += 1
+      self._kept.move_to_end(key)
+      return self._kept[key]
+    if key in self._running:
+      self.hits += 1
+    else:
+      self.misses += 1
+      self._running[key] = asyncio.create_task(self._graders.run(check))
+      self._running[key].add_done_callback(lambda done: self._ended(key, done))
+    # Shielded: who waits may be cancelled, who else waits must not be.
+    return await asyncio.shield(self._running[key])
+
+  def _ended(self, key: bytes, done: asyncio.Task[tuple[str, ...]]) -> None:
+    del self._running[key]
+    if done.cancelled() or done.exception() is not None:
+      return
+    if all(final(v) or v == 'unserialisable' for v in done.result()):
+      self._kept[key] = done.result()
+      while len(self._kept) > self._capacity:
+        self._kept.popitem(last=False)
+
+
+TOOLS = (
+  base.Tool('view', 'Show the code with line numbers.', {}, writes=False),
+  base.Tool(
+    'edit',
+    'Replace text that occurs once in a line.',
+    {'line': 'int', 'old': 'str', 'new': 'str'},
+    writes=True,
+  ),
+  base.Tool('undo', 'Take back the last edit.', {}, writes=True),
+  base.Tool('test', 'Run the visible tests.', {}, writes=False),
+  base.Tool('submit', 'Hand in the code as it is.', {}, writes=True),
+)
+
+
+class RepairEnv:
+  """One episode on one task that `verify` found sound."""
+
+  tools: tuple[base.Tool, ...] = TOOLS
+
+  def __init__(self, task: types.Task, verifier: Verifier):
+    if 'expected_hidden' not in task.payload:
+      raise ValueError(f'task {task.id}: no expected results; pass it to verify first')
+    self._task = task
+    self._verifier = verifier
+    self._source: str = task.payload['source']
+    self._earlier: list[str] = []
+    self.done = False
+
+  @property
+  def source(self) -> str:
+    """The agent's present version of the function."""
+    return self._source
+
+  async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
+    """Runs one well-formed call. GraderError: the infrastructure failed in a test."""
+    if self.done:
+      return 'already submitted'
+    match name:
+      case 'view':
+        return view(self._source)
+      case 'edit':
+        return self._edit(arguments['line'], arguments['old'], arguments['new'])
+      case 'undo':
+        return self._undo()
+      case 'test':
+        return await self._test()
+      case 'submit':
+        self.done = True
+        return 'submitted'
+    raise ValueError(f'tool: got {name!r}, want one of {[t.name for t in TOOLS]}')
+
+  async def verify(self) -> types.Outcome:
+    """1.0 if all hidden cases give what the original gives, else 0.0."""
+    try:
+      failed = await self._failures('hidden')
+    except grader.GraderError as e:
+      return types.Outcome(None, f'the verifier failed: {e}')
+    return types.Outcome(0.0 if failed else 1.0)
+
+  async def _failures(self, which: str) -> int:
+    payload = self._task.payload
+    check = _check(self._task, self._source, tuple(payload[which]))
+    got = await self._verifier.run(check)
+    return sum(g != e for g, e in zip(got, payload[f'expected_{which}'], strict=True))
+
+  async def _test(self) -> str:
+    total = len(self._task.payload['visible'])
+    failed = await self._failures('visible')
+    return f'failed {failed} of {total}' if failed else f'passed {total} of {total}'
+
+  def _edit(self, line: int, old: str, new: str) -> str:
+    try:
+      edited = faults.apply(self._source, line, old, new)
+    except ValueError as e:
+      return str(e)
+    if len(edited) > MAX_CHARACTERS:
+      return 'the code would be too long'
+    self._earlier.append(self._source)
+    self._source = edited
+    return 'edited'
+
+  def _undo(self) -> str:
+    if not self._earlier:
+      return 'nothing to undo'
+    self._source = self._earlier.pop()
+    return 'undone'
+
+
+def view(source: str) -> str:
+  """The code, each line with its number: `1|def f(a):`."""
+  lines = source.split('\n')
+  return '\n'.join(f'{i}|{line}' for i, line in enumerate(lines, 1))

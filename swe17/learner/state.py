@@ -1,0 +1,58 @@
+"""What the learner holds between steps, and the batch it steps on."""
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from swe17.model import params as p
+
+
+@struct.dataclass
+class State:
+  """float32 masters, optimiser state, and the number of steps taken (int32)."""
+
+  params: p.Params
+  opt: optax.OptState
+  step: jax.Array
+
+
+@struct.dataclass
+class Batch:
+  """Packed rows in micro-batches: every array starts with [M micro-batches, B rows].
+
+  Entry t speaks of the prediction made at input token t, that is of token t + 1 of the
+  episode. Unused rows and micro-batches are all padding (segment 0, mask False).
+
+  Attributes:
+    token_MBT: int32 input ids.
+    position_MBT: int32 position within the segment.
+    segment_MBT: int32, 0 = padding.
+    target_MBT: int32 next ids.
+    mask_MBT: bool, True where the target was sampled and is trained.
+    mu_logp_MBT: float32 sampler's log-probability of the target.
+    adv_MBT: float32 advantage (for imitation: the token's weight).
+    temperature_MBT: float32 > 0.
+    kept_ids_MBTK: int32 kept set of the target, -1 = none.
+    fresh_MBT: bool, all of the segment was sampled at the learner's present version.
+    micro: int32 scalar, how many micro-batches hold anything.
+    denominator: float32 scalar the summed loss is divided by.
+  """
+
+  token_MBT: jax.Array
+  position_MBT: jax.Array
+  segment_MBT: jax.Array
+  target_MBT: jax.Array
+  mask_MBT: jax.Array
+  mu_logp_MBT: jax.Array
+  adv_MBT: jax.Array
+  temperature_MBT: jax.Array
+  kept_ids_MBTK: jax.Array
+  fresh_MBT: jax.Array
+  micro: jax.Array
+  denominator: jax.Array
+
+
+def init(params: p.Params, tx: optax.GradientTransformation) -> State:
+  """State before the first step."""
+  return State(params=params, opt=tx.init(params), step=jnp.zeros((), jnp.int32))

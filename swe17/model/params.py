@@ -1,0 +1,102 @@
+"""Parameters as a pytree: shapes first, values and shardings derived from them.
+
+`abstract(cfg, vocab)` is the one description of the model: shape, logical axes and
+initial scale of every leaf. Layers are stacked on N. The head is the embedding (tied).
+"""
+
+import dataclasses
+import math
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from swe17 import config
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+  """Shape, logical axis names, and the standard deviation of initial values."""
+
+  shape: tuple[int, ...]
+  axes: tuple[str, ...]
+  scale: float  # 0: the leaf starts at ones (a norm)
+
+
+@struct.dataclass
+class Layers:
+  """All layers, stacked on N. float32 masters."""
+
+  attn_norm_ND: jax.Array
+  wq_NDQH: jax.Array
+  wk_NDCH: jax.Array
+  wv_NDCH: jax.Array
+  wo_NQHD: jax.Array
+  mlp_norm_ND: jax.Array
+  wg_NDF: jax.Array
+  wu_NDF: jax.Array
+  wd_NFD: jax.Array
+
+
+@struct.dataclass
+class Params:
+  """A tied transformer: embedding, layers, final norm."""
+
+  embed_VD: jax.Array
+  layers: Layers
+  norm_D: jax.Array
+
+
+def abstract(cfg: config.Model, vocab: int) -> Params:
+  """The parameter tree with a `Leaf` at every leaf."""
+  N, D, F = cfg.layers, cfg.width, cfg.ffn
+  Q, C, H = cfg.heads, cfg.kv_heads, cfg.head_dim
+  fan_in = 1 / math.sqrt(D)
+  # Residual branches start small so that depth does not change the initial scale.
+  out = 1 / math.sqrt(2 * N)
+
+  def leaf(shape: tuple[int, ...], axes: str, scale: float) -> Leaf:
+    return Leaf(shape, tuple(axes.split()), scale)
+
+  return Params(
+    embed_VD=leaf((vocab, D), 'vocab embed', fan_in),
+    layers=Layers(
+      attn_norm_ND=leaf((N, D), 'layer embed', 0),
+      wq_NDQH=leaf((N, D, Q, H), 'layer embed heads head', fan_in),
+      wk_NDCH=leaf((N, D, C, H), 'layer embed kv head', fan_in),
+      wv_NDCH=leaf((N, D, C, H), 'layer embed kv head', fan_in),
+      wo_NQHD=leaf((N, Q, H, D), 'layer heads head embed', out / math.sqrt(Q * H)),
+      mlp_norm_ND=leaf((N, D), 'layer embed', 0),
+      wg_NDF=leaf((N, D, F), 'layer embed ffn', fan_in),
+      wu_NDF=leaf((N, D, F), 'layer embed ffn', fan_in),
+      wd_NFD=leaf((N, F, D), 'layer ffn embed', out / math.sqrt(F)),
+    ),
+    norm_D=leaf((D,), 'embed', 0),
+  )
+
+
+def init(abstract: Params, key: jax.Array) -> Params:
+  """Draws float32 initial values; every leaf from its own key."""
+  leaves, tree = jax.tree.flatten(abstract)
+  keys = jax.random.split(key, len(leaves))
+  values = [
+    jnp.ones(leaf.shape)
+    if leaf.scale == 0
+    else leaf.scale * jax.random.normal(k, leaf.shape)
+    for leaf, k in zip(leaves, keys, strict=True)
+  ]
+  return jax.tree.unflatten(tree, values)
+
+
+def rounded(params: Params) -> Params:
+  """The values that are published: every leaf rounded to bfloat16, held in float32.
+
+  Both sides compute from these, so equal versions mean equal weights (DESIGN.md 5).
+  A gradient taken at them is applied to the masters as it is (straight through).
+  """
+  return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), params)
+
+
+def count(abstract: Params) -> int:
+  """Number of parameters."""
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract))

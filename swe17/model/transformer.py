@@ -1,0 +1,118 @@
+"""The transformer, once: training, prefill and decode run the same block.
+
+`apply` maps tokens to final hidden states. Training attends within packed segments of
+a row; serving attends to a cache row by row. What differs is only where keys and
+values come from, so both sides compute the same function.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from swe17 import config
+from swe17.model import cache as kv
+from swe17.model import layers
+from swe17.model import params as p
+
+# (layer index or tracer, q, k, v) -> attention output, all [B, T, heads, H]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def block(
+  layer: p.Layers,
+  x_BTD: jax.Array,
+  position_BT: jax.Array,
+  attend: Attend,
+  cfg: config.Model,
+) -> jax.Array:
+  """One pre-norm layer. `layer` holds one layer's leaves (N sliced away)."""
+  h_BTD = layers.rms_norm(x_BTD, layer.attn_norm_ND, cfg.norm_eps)
+  q_BTQH = jnp.einsum('BTD,DQH->BTQH', h_BTD, layer.wq_NDQH)
+  k_BTCH = jnp.einsum('BTD,DCH->BTCH', h_BTD, layer.wk_NDCH)
+  v_BTCH = jnp.einsum('BTD,DCH->BTCH', h_BTD, layer.wv_NDCH)
+  q_BTQH = layers.rotate(q_BTQH, position_BT, cfg.rope_theta)
+  k_BTCH = layers.rotate(k_BTCH, position_BT, cfg.rope_theta)
+  o_BTQH = attend(q_BTQH, k_BTCH, v_BTCH)
+  x_BTD = x_BTD + jnp.einsum('BTQH,QHD->BTD', o_BTQH, layer.wo_NQHD)
+  h_BTD = layers.rms_norm(x_BTD, layer.mlp_norm_ND, cfg.norm_eps)
+  return x_BTD + layers.mlp(h_BTD, layer.wg_NDF, layer.wu_NDF, layer.wd_NFD)
+
+
+def apply(
+  params: p.Params,
+  token_BT: jax.Array,
+  position_BT: jax.Array,
+  segment_BT: jax.Array,
+  *,
+  cfg: config.Model,
+  remat: bool = False,
+) -> jax.Array:
+  """Hidden states of packed rows, float32 [B, T, D].
+
+  Args:
+    params: values to compute with (already rounded, see `params.rounded`).
+    token_BT: int32 ids; padding may be any id.
+    position_BT: int32 position within the token's own segment.
+    segment_BT: int32, 0 for padding; tokens see earlier tokens of their own segment.
+    cfg: the model's shape.
+    remat: recompute each layer in the backward pass instead of keeping it.
+  """
+  T = token_BT.shape[1]
+  causal_TS = jnp.tril(jnp.ones((T, T), bool))
+  same_BTS = segment_BT[:, :, None] == segment_BT[:, None, :]
+  mask_BTS = same_BTS & causal_TS[None]
+
+  def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return layers.attention(q, k, v, mask_BTS)
+
+  def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
+    return block(layer, x_BTD, position_BT, attend, cfg), None
+
+  x_BTD = layers.embed(params.embed_VD, token_BT)
+  x_BTD, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x_BTD, params.layers)
+  return layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps)
+
+
+def apply_cached(
+  params: p.Params,
+  token_BT: jax.Array,
+  position_BT: jax.Array,
+  cache: kv.Cache,
+  row_B: jax.Array | None,
+  *,
+  cfg: config.Model,
+) -> tuple[jax.Array, kv.Cache]:
+  """Hidden states of new tokens after what the cache holds, and the cache with them.
+
+  Args:
+    params: values to compute with.
+    token_BT: int32 new tokens of each row.
+    position_BT: int32 their positions; a position beyond the cache writes nothing.
+    cache: B' rows; position s of a row is seen by queries at positions >= s, so
+      entries beyond a row's own length must not be looked at before being written.
+    row_B: cache row of each batch row; None: batch row i is cache row i.
+    cfg: the model's shape.
+  """
+  ks, vs = list(cache.k), list(cache.v)
+  at_B1 = (jnp.arange(token_BT.shape[0]) if row_B is None else row_B)[:, None]
+  S = cache.k[0].shape[1]
+  mask_BTS = jnp.arange(S)[None, None, :] <= position_BT[:, :, None]
+  x_BTD = params.embed_VD[token_BT]
+  for i in range(cfg.layers):
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, i: int = i) -> jax.Array:
+      ks[i] = ks[i].at[at_B1, position_BT].set(k, mode='drop')
+      vs[i] = vs[i].at[at_B1, position_BT].set(v, mode='drop')
+      k_BSCH, v_BSCH = (ks[i], vs[i]) if row_B is None else (ks[i][row_B], vs[i][row_B])
+      return layers.attention(q, k_BSCH, v_BSCH, mask_BTS)
+
+    layer = jax.tree.map(lambda w, i=i: w[i], params.layers)
+    x_BTD = block(layer, x_BTD, position_BT, attend, cfg)
+  hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps)
+  return hidden_BTD, kv.Cache(tuple(ks), tuple(vs))
+
+
+def logits(params: p.Params, hidden_BTD: jax.Array) -> jax.Array:
+  """Vocabulary logits of the tied head, float32 [B, T, V]."""
+  return jnp.einsum('BTD,VD->BTV', hidden_BTD, params.embed_VD)

@@ -1,0 +1,118 @@
+"""The kept set: which tokens a draw may come from, and the draw itself.
+
+Filters run on float32 logits in this order: temperature, min-p (keep p >= min_p p_max),
+top-k, then top-p on the probabilities renormalised over the survivors. Top-p keeps
+the smallest prefix, in descending order, whose mass reaches top_p: a token stays
+while the mass *before* it is below top_p. Ties break by token id. The set the draw
+comes from is the set that is recorded (SWE-1.7 post, Cognition, 2026-07; DESIGN.md 12.1).
+
+The vocabulary is never sorted: `lax.top_k` bounds the set first.
+"""
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+
+@struct.dataclass
+class Draw:
+  """One draw per row.
+
+  Attributes:
+    token_B: int32.
+    logp_B: float32, log-probability within the kept set, exactly 0 for a set of one.
+    entropy_B: float32 nats, of softmax(logits / T) over the whole vocabulary.
+    kept_ids_BK: int32, -1 beyond the set; K = 1 and all -1 where no filter was on.
+  """
+
+  token_B: jax.Array
+  logp_B: jax.Array
+  entropy_B: jax.Array
+  kept_ids_BK: jax.Array
+
+
+def filter(
+  logits_BV: jax.Array,
+  top_p_B: jax.Array,
+  min_p_B: jax.Array,
+  top_k_B: jax.Array,
+  K: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The kept set of tempered logits, at most `K` wide.
+
+  Args:
+    logits_BV: float32, already divided by the temperature.
+    top_p_B: float32 in (0, 1].
+    min_p_B: float32 in [0, 1).
+    top_k_B: int32 in [1, K].
+    K: static bound of every set.
+
+  Returns:
+    (ids_BK, logits_BK, keep_BK): candidates in descending order of logit, ties by id,
+    and which of them are kept. At least the first always is.
+  """
+  z_BK, ids_BK = jax.lax.top_k(logits_BV, K)
+  above_BK = z_BK - z_BK[:, :1]  # log(p / p_max)
+  survive_BK = above_BK >= jnp.log(min_p_B)[:, None]  # log 0 = -inf keeps all
+  survive_BK &= jnp.arange(K)[None, :] < top_k_B[:, None]
+  prob_BK = jax.nn.softmax(jnp.where(survive_BK, z_BK, -jnp.inf), axis=-1)
+  before_BK = jnp.cumsum(prob_BK, axis=-1) - prob_BK
+  keep_BK = survive_BK & ((before_BK < top_p_B[:, None]) | (top_p_B >= 1.0)[:, None])
+  return ids_BK, z_BK, keep_BK.at[:, 0].set(True)
+
+
+def entropy(logits_BV: jax.Array) -> jax.Array:
+  """Entropy of softmax(logits) in nats, float32 [B]."""
+  logp_BV = jax.nn.log_softmax(logits_BV, axis=-1)
+  # p log p -> 0 as p -> 0, also where a logit is -inf.
+  term_BV = jnp.where(jnp.isfinite(logp_BV), jnp.exp(logp_BV) * logp_BV, 0.0)
+  return -jnp.sum(term_BV, axis=-1)
+
+
+def draw(
+  key_B: jax.Array,
+  logits_BV: jax.Array,
+  temperature_B: jax.Array,
+  top_p_B: jax.Array,
+  min_p_B: jax.Array,
+  top_k_B: jax.Array,
+  K: int,
+) -> Draw:
+  """Draws one token a row from its kept set and records the set.
+
+  `K` = 0 means that no filter is on: the draw is from the whole vocabulary and no
+  set is recorded. Temperature 0 keeps the argmax alone. Keys are consumed.
+  """
+  greedy_B = temperature_B <= 0
+  z_BV = logits_BV / jnp.where(greedy_B, 1.0, temperature_B)[:, None]
+  h_B = jnp.where(greedy_B, 0.0, entropy(z_BV))
+  if K == 0:
+    logp_BV = jax.nn.log_softmax(z_BV, axis=-1)
+    noise_BV = jax.vmap(lambda k: jax.random.gumbel(k, z_BV.shape[1:]))(key_B)
+    sampled_B = jnp.argmax(z_BV + noise_BV, axis=-1)
+    token_B = jnp.where(greedy_B, jnp.argmax(z_BV, axis=-1), sampled_B)
+    logp_B = jnp.take_along_axis(logp_BV, token_B[:, None], axis=-1)[:, 0]
+    none_B1 = jnp.full((z_BV.shape[0], 1), -1, jnp.int32)
+    return Draw(token_B.astype(jnp.int32), logp_B, h_B, none_B1)
+  top_k_B = jnp.where(greedy_B, 1, top_k_B)
+  ids_BK, z_BK, keep_BK = filter(z_BV, top_p_B, min_p_B, top_k_B, K)
+  z_BK = jnp.where(keep_BK, z_BK, -jnp.inf)
+  noise_BK = jax.vmap(lambda k: jax.random.gumbel(k, (K,)))(key_B)
+  at_B1 = jnp.argmax(z_BK + noise_BK, axis=-1)[:, None]
+  token_B = jnp.take_along_axis(ids_BK, at_B1, axis=-1)[:, 0]
+  logp_B = jnp.take_along_axis(z_BK, at_B1, axis=-1)[:, 0]
+  logp_B = logp_B - jax.nn.logsumexp(z_BK, axis=-1)
+  return Draw(token_B, logp_B, h_B, jnp.where(keep_BK, ids_BK, -1))
+
+
+def member(kept_ids_BTK: jax.Array, V: int) -> jax.Array:
+  """Membership of every vocabulary id in each padded set, bool [B, T, V].
+
+  A token without a set (all -1) is a member everywhere: nothing was filtered.
+  """
+  B, T, _ = kept_ids_BTK.shape
+  b, t = jnp.arange(B)[:, None, None], jnp.arange(T)[None, :, None]
+  ids_BTK = jnp.where(kept_ids_BTK < 0, V, kept_ids_BTK)  # V is out of range: dropped
+  empty_BTV = jnp.zeros((B, T, V), bool)
+  in_set_BTV = empty_BTV.at[b, t, ids_BTK].set(True, mode='drop')
+  return in_set_BTV | jnp.all(kept_ids_BTK < 0, axis=-1, keepdims=True)

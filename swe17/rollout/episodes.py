@@ -1,0 +1,85 @@
+"""What episodes need on this machine: sound tasks, graders, a tokeniser; and one episode.
+
+Shared by training rollouts, evaluation and scripted episodes, so that all three run the
+same loop on the same environments.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import logging
+
+from swe17 import config, types
+from swe17.agent import episode, tokenizer
+from swe17.env import grader, repair
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class World:
+  """Verified tasks and what runs them. Close it: graders are processes."""
+
+  cfg: config.Config
+  train: list[types.Task]
+  heldout: list[types.Task]
+  set_aside: dict[str, str]  # task id -> reason
+  graders: grader.Graders
+  verifier: repair.Verifier
+  tok: tokenizer.Tokenizer
+
+  async def close(self) -> None:
+    await self.graders.close()
+
+  async def episode(
+    self,
+    task: types.Task,
+    generate: episode.Generate,
+    group_id: str,
+    member: int,
+    sampling: types.Sampling,
+  ) -> types.Episode:
+    """Runs one episode to its end."""
+    return await episode.run(
+      task=task,
+      env=repair.RepairEnv(task, self.verifier),
+      generate=generate,
+      tokenizer=self.tok,
+      cfg=self.cfg.agent,
+      sampling=sampling,
+      seed=self.cfg.seed,
+      group_id=group_id,
+      member=member,
+    )
+
+
+async def open_world(cfg: config.Config, says: Callable[[str], None]) -> World:
+  """Starts graders, regenerates the tasks and verifies each once more.
+
+  Raises:
+    ValueError: fewer tasks than `cfg.tasks` asks for are sound.
+    grader.GraderError: the sandbox does not start.
+  """
+  says('regenerating tasks')
+  tasks, set_aside = repair.read(cfg.tasks)
+  graders = grader.Graders(cfg.sandbox)
+  await graders.start()
+  says(f'verifying {len(tasks)} tasks')
+  sound, unsound = await repair.verify(tasks, graders)
+  set_aside = {**set_aside, **unsound}
+  for task_id, reason in set_aside.items():
+    _log.warning('task %s set aside: %s', task_id, reason)
+  split = {s: [t for t in sound if t.split == s] for s in ('train', 'heldout')}
+  for name, found in split.items():
+    if not found:
+      await graders.close()
+      raise ValueError(f'no sound {name} task is left; {len(set_aside)} were set aside')
+  says(f'{len(sound)} tasks verified, {len(set_aside)} set aside')
+  return World(
+    cfg,
+    split['train'],
+    split['heldout'],
+    set_aside,
+    graders,
+    repair.Verifier(graders),
+    tokenizer.load(),
+  )

@@ -1,0 +1,88 @@
+"""Evaluation: a fixed number of seeded episodes per task, as one record with intervals."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from swe17 import types
+from swe17.metrics import records, statistics
+
+# (task, group id, member) -> the episode, with the filters of training
+RunEpisode = Callable[[types.Task, str, int], Awaitable[types.Episode]]
+
+
+async def evaluate(
+  tasks: Sequence[types.Task],
+  run_episode: RunEpisode,
+  *,
+  label: str,
+  samples: int,
+  at_once: int,
+  progress: Callable[[int, int], None],
+) -> list[types.Episode]:
+  """Runs `samples` episodes of every task, `at_once` together, in task order.
+
+  `label` names the draws: equal label, seed and weights give equal episodes.
+  """
+  gate, done = asyncio.Semaphore(at_once), 0
+
+  async def one(task: types.Task, member: int) -> types.Episode:
+    nonlocal done
+    async with gate:
+      episode = await run_episode(task, f'eval-{label}-{task.id}', member)
+    done += 1
+    progress(done, samples * len(tasks))
+    return episode
+
+  return list(
+    await asyncio.gather(*(one(task, m) for task in tasks for m in range(samples)))
+  )
+
+
+def record(
+  episodes: Sequence[types.Episode],
+  *,
+  version: int,
+  split: str,
+  samples: int,
+  seed: int,
+  seconds: float,
+) -> dict[str, Any]:
+  """What `evals/*.json` holds: pass@1, pass@k, costs, and rates by function.
+
+  `units` lists, per function, the share solved of each of its tasks in order of task
+  id. Episodes without an outcome are counted as `missing` and are in no rate.
+  """
+  by_task: dict[str, list[types.Episode]] = {}
+  for episode in episodes:
+    by_task.setdefault(episode.task_id, []).append(episode)
+  units: dict[str, list[float]] = {}
+  passes: list[float] = []
+  for task_id in sorted(by_task):
+    valid = [e for e in by_task[task_id] if e.status != 'invalid']
+    if not valid:
+      continue
+    solved = sum(e.solved for e in valid)
+    units.setdefault(valid[0].unit, []).append(solved / len(valid))
+    passes.append(statistics.pass_at_k(len(valid), solved, min(samples, len(valid))))
+  mean, low, high = statistics.mean_interval(units, seed=seed)
+  valid = [e for e in episodes if e.status != 'invalid']
+  return {
+    'version': version,
+    'split': split,
+    'pass_at_1': mean,
+    'low': low,
+    'high': high,
+    f'pass_at_{samples}': records.mean(passes),
+    'n_tasks': len(passes),
+    'n_functions': len(units),
+    'samples': samples,
+    'missing': len(episodes) - len(valid),
+    'tokens': records.mean([e.sampled_tokens for e in valid]),
+    'turns': records.mean([e.turns for e in valid]),
+    'tests': records.mean([e.tests for e in valid]),
+    'submitted_share': records.mean([e.submitted for e in valid]),
+    'episode_seconds': records.mean([e.seconds for e in valid]),
+    'seconds': seconds,
+    'units': units,
+  }

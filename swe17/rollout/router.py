@@ -1,0 +1,111 @@
+"""Sends an episode's turns to samplers: affinity first, another one when one dies.
+
+A session stays with the sampler that holds its KV cache. When a request fails, the same
+tokens go to another sampler, which prefills them anew: a dead sampler costs a prefill,
+not a trajectory. Samplers are found in the store (samplers/<i>.json) and may come and go.
+"""
+
+import asyncio
+import json
+import logging
+
+import aiohttp
+
+from swe17 import types, wire
+from swe17.store import kv
+
+_log = logging.getLogger(__name__)
+_PATIENCE = 60.0  # seconds a request waits for any sampler to answer
+_PAUSE = 0.5  # seconds between looks while none does
+
+
+class Router:
+  """Usable as an episode's `generate`. Open it inside a running event loop."""
+
+  def __init__(self, store: kv.Store, *, seconds: float):
+    """`seconds` bounds one request to one sampler."""
+    self._store, self._seconds = store, seconds
+    self._slots: dict[str, int] = {}  # url -> slots
+    self._load: dict[str, int] = {}  # url -> open requests and idle sessions
+    self._home: dict[str, str] = {}  # session -> url
+    self._failed: set[str] = set()  # urls that failed and were not registered anew
+    self._http: aiohttp.ClientSession | None = None
+    self.rerouted = 0
+
+  async def open(self) -> None:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=self._seconds, sock_connect=2.0)
+    self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+  async def close(self) -> None:
+    if self._http is not None:
+      await self._http.close()
+
+  async def discover(self) -> int:
+    """Reads who is registered; how many may be asked."""
+    found: dict[str, int] = {}
+    for key in await asyncio.to_thread(self._store.list, 'samplers/'):
+      data = await asyncio.to_thread(self._store.read, key)
+      if data is not None:
+        entry = json.loads(data)
+        found[entry['url']] = entry['slots']
+    self._slots = found
+    self._failed &= set(found)
+    return len(set(found) - self._failed)
+
+  def forget(self, session: str) -> None:
+    """The session's episode has ended: its place counts no longer."""
+    url = self._home.pop(session, None)
+    if url is not None:
+      self._load[url] -= 1
+
+  async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
+    """Asks a sampler, another one if it fails.
+
+    Raises:
+      ValueError: the sampler refused the request, with its reason.
+      ConnectionError: no sampler answered in time.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _PATIENCE
+    body = wire.request_to_bytes(request)
+    while loop.time() < until:
+      url = self._place(request.session)
+      if url is None:
+        await self.discover()
+        if not set(self._slots) - self._failed:
+          await asyncio.sleep(_PAUSE)
+        continue
+      try:
+        return await self._ask(url, body)
+      except (aiohttp.ClientError, ConnectionError, TimeoutError) as e:
+        _log.warning('sampler %s failed (%s: %s)', url, type(e).__name__, e)
+        self._failed.add(url)
+        self.forget(request.session)
+        self.rerouted += 1
+    raise ConnectionError(f'no sampler answered in {_PATIENCE:g} s')
+
+  def _place(self, session: str) -> str | None:
+    """The session's sampler, or the least loaded one for its size."""
+    url = self._home.get(session)
+    if url is not None and url not in self._failed:
+      return url
+    live = [u for u in self._slots if u not in self._failed]
+    if not live:
+      return None
+    if url is not None:  # its home has failed meanwhile
+      self.forget(session)
+    best = min(live, key=lambda u: (self._load.get(u, 0) / self._slots[u], u))
+    self._home[session] = best
+    self._load[best] = self._load.get(best, 0) + 1
+    return best
+
+  async def _ask(self, url: str, body: bytes) -> types.GenerateResult:
+    assert self._http is not None, 'open() comes first'
+    async with self._http.post(url + '/generate', data=body) as response:
+      data = await response.read()
+      if response.status == 400:
+        raise ValueError(f'{url} refused the request: {data[:500]!r}')
+      if response.status != 200:
+        raise ConnectionError(f'HTTP {response.status}: {data[:200]!r}')
+    return wire.bytes_to_result(data)

@@ -1,0 +1,332 @@
+"""The engine: requests in, drawn tokens out, on one thread that owns the device.
+
+Fixed slots, continuous batching, prefill in chunks between decode dispatches. A
+session keeps its slot, and so its KV cache, between turns until another session
+needs it (least recently used goes first); then the next turn is prefilled anew. Weights are
+swapped between two dispatches; the cache stays, and every token records the version
+that drew it.
+"""
+
+from collections.abc import Callable
+import concurrent.futures
+import dataclasses
+import queue
+import threading
+import time
+
+import jax
+import numpy as np
+
+from swe17 import config, types
+from swe17.model import cache as kv
+from swe17.model import params as p
+from swe17.sampler import decode
+
+
+@dataclasses.dataclass
+class Job:
+  """A request in flight in a slot."""
+
+  request: types.GenerateRequest
+  future: concurrent.futures.Future
+  token: list[int] = dataclasses.field(default_factory=list)
+  logp: list[float] = dataclasses.field(default_factory=list)
+  entropy: list[float] = dataclasses.field(default_factory=list)
+  version: list[int] = dataclasses.field(default_factory=list)
+  kept: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Slot:
+  """A cache row: whose session it holds, which tokens, and the job it serves."""
+
+  session: str = ''
+  cached: list[int] = dataclasses.field(default_factory=list)
+  job: Job | None = None
+  used: int = 0  # tick of last use, for eviction
+
+
+class Engine:
+  """Serves GenerateRequests until closed. Owns the cache and the weights it was given."""
+
+  def __init__(
+    self,
+    params: p.Params,
+    version: int,
+    *,
+    model: config.Model,
+    cfg: config.Sampler,
+    length: int,
+    swap: Callable[[], tuple[p.Params, int] | None],
+  ):
+    """Args:
+    params: values to compute with, already rounded.
+    version: their version.
+    model: shape.
+    cfg: slots, filters, chunk sizes.
+    length: positions of the KV cache.
+    swap: called between dispatches; returns new params and version, or None.
+    """
+    self.version = version
+    self.sampled = 0
+    self.compiled = 0
+    self._params, self._model, self._cfg, self._length = params, model, cfg, length
+    self._swap = swap
+    self._K = cfg.top_k if cfg.sampling.truncates else 0
+    self._prefill, self._decode = decode.jitted(model, self._K, cfg.decode_steps)
+    self._cache = kv.init(model, cfg.slots, length)
+    self._slots = [Slot() for _ in range(cfg.slots)]
+    self._waiting: list[Job] = []
+    self._inbox: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    self._wake, self._stop = threading.Event(), threading.Event()
+    self._tick = 0
+    self.error: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
+
+  def start(self) -> None:
+    """Compiles both programs, then starts serving."""
+    self._warm_up()
+    self._thread.start()
+
+  def close(self) -> None:
+    """Stops the thread; open requests fail with ConnectionError."""
+    self._stop.set()
+    self._wake.set()
+    if self._thread.is_alive():
+      self._thread.join(timeout=10)
+
+  def submit(self, request: types.GenerateRequest) -> concurrent.futures.Future:
+    """Queues a request. Its future gives a GenerateResult or raises ValueError.
+
+    Raises:
+      ValueError: the request can never be served, with the field that is wrong.
+      ConnectionError: the engine is stopping or has failed.
+    """
+    check(request, self._cfg, self._length)
+    if self._stop.is_set() or self.error is not None:
+      raise ConnectionError(f'the sampler is stopping ({self.error!r})')
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    self._inbox.put(Job(request, future))
+    self._wake.set()
+    return future
+
+  @property
+  def busy(self) -> int:
+    """Requests being served or waiting."""
+    return sum(slot.job is not None for slot in self._slots) + len(self._waiting)
+
+  def _run(self) -> None:
+    try:
+      while not self._stop.is_set():
+        if not self._cycle():
+          self._wake.wait(timeout=self._cfg.poll_seconds)
+          self._wake.clear()
+    except BaseException as e:
+      self.error = e
+      raise
+    finally:
+      self._fail_all(ConnectionError(f'the sampler stopped ({self.error!r})'))
+
+  def _cycle(self) -> bool:
+    """One round: swap, admit, prefill a chunk, decode. False when there was no work."""
+    new = self._swap()
+    if new is not None:
+      self._params, self.version = new
+    while not self._inbox.empty():
+      self._waiting.append(self._inbox.get())
+    self._admit()
+    jobs = [slot for slot in self._slots if slot.job is not None]
+    if not jobs:
+      return False
+    self._prefill_chunk()
+    ready = [slot for slot in jobs if self._missing(slot) == 1]
+    if ready:
+      self._decode_steps(ready)
+    return True
+
+  def _admit(self) -> None:
+    """Gives waiting jobs their session's slot, or the least recently used idle one."""
+    still = []
+    for job in self._waiting:
+      if job.request.min_version > self.version:
+        still.append(job)
+        continue
+      slot = self._find(job.request.session)
+      if slot is None:
+        still.append(job)
+        continue
+      context = job.request.token_T.tolist()
+      same = slot.session == job.request.session
+      slot.cached = slot.cached[: _common(slot.cached, context) if same else 0]
+      # At least the last token is fed again: its logits give the first draw.
+      slot.cached = slot.cached[: len(context) - 1]
+      slot.session, slot.job, slot.used = job.request.session, job, self._tick
+    self._tick += 1
+    self._waiting = still
+
+  def _find(self, session: str) -> Slot | None:
+    idle = [slot for slot in self._slots if slot.job is None]
+    own = [slot for slot in idle if slot.session == session]
+    if own:
+      return own[0]
+    return min(idle, key=lambda slot: slot.used, default=None)
+
+  def _missing(self, slot: Slot) -> int:
+    """Tokens of the context (drawn ones included) that the cache does not hold."""
+    job = slot.job
+    return job.request.token_T.size + len(job.token) - len(slot.cached)
+
+  def _prefill_chunk(self) -> None:
+    """Prefills up to one chunk of up to `prefill_rows` slots, all but the last token."""
+    need = [i for i, s in enumerate(self._slots) if s.job and self._missing(s) > 1]
+    if not need:
+      return
+    R, T = self._cfg.prefill_rows, self._cfg.prefill_chunk
+    token_BT = np.zeros((R, T), np.int32)
+    position_BT = np.full((R, T), self._length, np.int32)
+    # Unused rows point at row 0 with positions beyond the cache: they write nothing.
+    row_B = np.zeros(R, np.int32)
+    for r, i in enumerate(sorted(need, key=lambda i: self._slots[i].used)[:R]):
+      slot = self._slots[i]
+      at = len(slot.cached)
+      part = slot.job.request.token_T[at:-1][:T]
+      token_BT[r, : part.size] = part
+      position_BT[r, : part.size] = np.arange(at, at + part.size)
+      row_B[r] = i
+      slot.cached += part.tolist()
+    self._cache = self._prefill(self._params, self._cache, token_BT, position_BT, row_B)
+
+  def _decode_steps(self, ready: list[Slot]) -> None:
+    """One decode dispatch; hands finished jobs back."""
+    slots = self._device_slots({id(slot) for slot in ready})
+    before_B = slots.left_B
+    self._cache, after, draws = self._decode(self._params, self._cache, slots)
+    token_TB, logp_TB, entropy_TB = map(
+      np.asarray, (draws.token_B, draws.logp_B, draws.entropy_B)
+    )
+    kept_TBK = np.asarray(draws.kept_ids_BK)
+    position_B = np.asarray(after.position_B)
+    for b, slot in enumerate(self._slots):
+      if before_B[b] == 0:
+        continue
+      job = slot.job
+      n = int(position_B[b] - slots.position_B[b])
+      slot.cached += [int(slots.token_B[b]), *token_TB[: n - 1, b].tolist()]
+      job.token += token_TB[:n, b].tolist()
+      job.logp += logp_TB[:n, b].tolist()
+      job.entropy += entropy_TB[:n, b].tolist()
+      job.version += [self.version] * n
+      job.kept += [np.sort(row[row >= 0]) for row in kept_TBK[:n, b]]
+      self.sampled += n
+      stop = slots.stop_B[b]
+      if job.token[-1] == stop or len(job.token) == job.request.max_new:
+        slot.job, slot.used = None, self._tick
+        job.future.set_result(
+          result(job, 'stop' if job.token[-1] == stop else 'length')
+        )
+
+  def _device_slots(self, ready: set[int]) -> decode.Slots:
+    """The slot arrays of a dispatch; slots that are not ready are idle."""
+    B = len(self._slots)
+    a = {
+      'token_B': np.zeros(B, np.int32),
+      'position_B': np.zeros(B, np.int32),
+      'left_B': np.zeros(B, np.int32),
+      'stop_B': np.full(B, -1, np.int32),
+      'key_B2': np.zeros((B, 2), np.uint32),
+      'temperature_B': np.ones(B, np.float32),
+      'top_p_B': np.ones(B, np.float32),
+      'min_p_B': np.zeros(B, np.float32),
+      'top_k_B': np.ones(B, np.int32),
+    }
+    for b, slot in enumerate(self._slots):
+      if id(slot) not in ready:
+        continue
+      job, request = slot.job, slot.job.request
+      s = request.sampling
+      a['token_B'][b] = job.token[-1] if job.token else request.token_T[-1]
+      a['position_B'][b] = len(slot.cached)
+      a['left_B'][b] = request.max_new - len(job.token)
+      a['stop_B'][b] = request.stop_ids[0] if request.stop_ids else -1
+      a['key_B2'][b] = request.key
+      a['temperature_B'][b] = s.temperature
+      a['top_p_B'][b] = s.top_p
+      a['min_p_B'][b] = s.min_p
+      a['top_k_B'][b] = s.top_k if s.top_k else max(self._K, 1)
+    return decode.Slots(**a)
+
+  def _warm_up(self) -> None:
+    """Compiles both programs on idle slots, so that no request waits for it."""
+    R, T = self._cfg.prefill_rows, self._cfg.prefill_chunk
+    beyond_BT = np.full((R, T), self._length, np.int32)
+    self._cache = self._prefill(
+      self._params,
+      self._cache,
+      np.zeros((R, T), np.int32),
+      beyond_BT,
+      np.zeros(R, np.int32),
+    )
+    self._cache, _, _ = self._decode(
+      self._params, self._cache, self._device_slots(set())
+    )
+    jax.block_until_ready(self._cache)
+
+  def _fail_all(self, error: Exception) -> None:
+    while not self._inbox.empty():
+      self._waiting.append(self._inbox.get())
+    jobs = [slot.job for slot in self._slots if slot.job] + self._waiting
+    for job in jobs:
+      if not job.future.done():
+        job.future.set_exception(error)
+
+
+def result(job: Job, finish: str) -> types.GenerateResult:
+  """A finished job's answer; a drawn token outside its set is a bug, so it asserts."""
+  sizes = [ids.size for ids in job.kept]
+  for token, ids in zip(job.token, job.kept, strict=True):
+    assert ids.size == 0 or token in ids, f'token {token} outside its set {ids}'
+  offset_T1 = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+  return types.GenerateResult(
+    token_T=np.array(job.token, np.int32),
+    logp_T=np.array(job.logp, np.float32),
+    entropy_T=np.array(job.entropy, np.float32),
+    version_T=np.array(job.version, np.int32),
+    kept=types.KeptSets(offset_T1, np.concatenate(job.kept).astype(np.int32)),
+    finish=finish,
+  )
+
+
+def check(request: types.GenerateRequest, cfg: config.Sampler, length: int) -> None:
+  """Refuses a request that can never be served. ValueError names the field."""
+  s, n = request.sampling, request.token_T.size
+  if request.token_T.ndim != 1 or n == 0:
+    raise ValueError(f'token: got shape {request.token_T.shape}, want [T] with T > 0')
+  if request.max_new < 1 or n + request.max_new > length:
+    raise ValueError(
+      f'max_new: {n} context tokens + {request.max_new} new exceed the cache of {length}'
+    )
+  if len(request.stop_ids) > 1:
+    raise ValueError(f'stop_ids: got {len(request.stop_ids)}, want at most 1')
+  if s.temperature < 0 or not np.isfinite(s.temperature):
+    raise ValueError(f'temperature: got {s.temperature}, want >= 0')
+  if not 0 < s.top_p <= 1 or not 0 <= s.min_p < 1:
+    raise ValueError(f'top_p, min_p: got {s.top_p}, {s.min_p}, want (0, 1] and [0, 1)')
+  if s.truncates and not cfg.sampling.truncates:
+    raise ValueError('this sampler draws from the whole vocabulary: it records no sets')
+  if cfg.sampling.truncates and not s.truncates and s.temperature > 0:
+    raise ValueError('this sampler records kept sets: ask for top_p, top_k or min_p')
+  if not 0 <= s.top_k <= max(cfg.top_k, 0):
+    raise ValueError(f'top_k: got {s.top_k}, want at most sampler.top_k={cfg.top_k}')
+
+
+def _common(a: list[int], b: list[int]) -> int:
+  """Length of the common prefix."""
+  return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def wait_idle(engine: Engine, seconds: float) -> bool:
+  """Waits until no request is open, at most `seconds`."""
+  until = time.monotonic() + seconds
+  while engine.busy and time.monotonic() < until:
+    time.sleep(0.01)
+  return engine.busy == 0

@@ -1,0 +1,194 @@
+"""A sampler's process: weights from the store, tokens over HTTP, nothing else.
+
+  POST /generate   a wire request in, a wire result out (token in, token out)
+  GET  /health     {"version", "busy", "sampled"}
+
+It never talks to the learner. A thread follows the weight manifests and stages new versions
+in host memory; the engine applies them in place between two dispatches. Its address is
+registered in the store under samplers/, where routers look.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from aiohttp import web
+import jax
+
+from swe17 import config, wire
+from swe17.agent import tokenizer
+from swe17.metrics import records, status
+from swe17.model import params as p
+from swe17.sampler import engine
+from swe17.store import kv
+from swe17.sync import apply, follower
+
+_log = logging.getLogger(__name__)
+_MAX_BODY = 8 << 20  # bytes of a request
+
+
+class Weights:
+  """Follows the store on a thread; hands verified versions to the engine."""
+
+  def __init__(self, cfg: config.Config, events: records.EventLog):
+    self._follower = follower.Follower(kv.open(cfg.store))
+    self._events, self._poll = events, cfg.sampler.poll_seconds
+    self._staged: follower.Staged | None = None
+    self._taken, self._stop = threading.Event(), threading.Event()
+    self._params: p.Params | None = None
+    self._thread = threading.Thread(target=self._follow, name='follow', daemon=True)
+
+  def first(self, shapes: p.Params, stopped: threading.Event) -> int | None:
+    """Waits for the first version and puts it on the device. Its number, or None."""
+    while not stopped.is_set():
+      staged = self._follower.poll()
+      if staged is not None:
+        self._params = apply.from_host(staged.tensors, shapes)
+        self._follower.commit(staged)
+        self._report(staged, 0.0)
+        self._thread.start()
+        return staged.version
+      stopped.wait(self._poll)
+    return None
+
+  @property
+  def params(self) -> p.Params:
+    assert self._params is not None, 'no version yet'
+    return self._params
+
+  def swap(self) -> tuple[p.Params, int] | None:
+    """Applies a staged version in place, if there is one. Engine thread only."""
+    staged = self._staged
+    if staged is None or self._params is None:
+      return None
+    began = time.monotonic()
+    self._params = apply.apply(self._params, staged)
+    self._follower.commit(staged)
+    self._report(staged, time.monotonic() - began)
+    self._staged = None
+    self._taken.set()
+    return self._params, staged.version
+
+  def close(self) -> None:
+    self._stop.set()
+    self._taken.set()
+
+  def _follow(self) -> None:
+    while not self._stop.is_set():
+      if self._staged is None:
+        self._taken.clear()
+        self._staged = self._follower.poll()
+      if self._staged is None:
+        self._stop.wait(self._poll)
+      else:
+        self._taken.wait()
+
+  def _report(self, staged: follower.Staged, pause: float) -> None:
+    """Says which bytes the device now holds: their digest, pulled back and hashed."""
+    held = apply.device_digest(self._params, staged.manifest.block_bytes)
+    self._events.write(
+      'weights',
+      version=staged.version,
+      digest=held,
+      published=staged.manifest.digest,
+      bytes=staged.bytes,
+      pause_seconds=pause,
+      faults=dict(self._follower.faults),
+    )
+    if held != staged.manifest.digest:
+      raise RuntimeError(
+        f'version {staged.version}: the device holds {held}, '
+        f'published was {staged.manifest.digest}; not serving these weights'
+      )
+
+
+def run(cfg: config.Config, index: int) -> int:
+  """Runs sampler `index` until SIGTERM. Exit code 0, or 1 if the engine failed."""
+  stopped = threading.Event()
+  signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+  says = status.Status(cfg.run_dir, f'sampler-{index}')
+  events = records.EventLog(os.path.join(cfg.run_dir, f'sampler-{index}.jsonl'))
+  weights = Weights(cfg, events)
+  says.set('waiting', 'for weights')
+  abstract = p.abstract(cfg.model, tokenizer.load().vocab_size)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, 'float32'), abstract)
+  version = weights.first(shapes, stopped)
+  if version is None:
+    return 0
+  serving = engine.Engine(
+    weights.params,
+    version,
+    model=cfg.model,
+    cfg=cfg.sampler,
+    length=cfg.agent.max_context,
+    swap=weights.swap,
+  )
+  says.set('compiling')
+  serving.start()
+  try:
+    asyncio.run(_serve(serving, cfg, index, stopped, says))
+  finally:
+    weights.close()
+    serving.close()
+  return 0 if serving.error is None else 1
+
+
+async def _serve(
+  serving: engine.Engine,
+  cfg: config.Config,
+  index: int,
+  stopped: threading.Event,
+  says: status.Status,
+) -> None:
+  runner = web.AppRunner(app(serving), access_log=None)
+  await runner.setup()
+  site = web.TCPSite(runner, '127.0.0.1', 0)
+  await site.start()
+  host, port = runner.addresses[0][:2]
+  where = {
+    'url': f'http://{host}:{port}',
+    'pid': os.getpid(),
+    'slots': cfg.sampler.slots,
+  }
+  store = kv.open(cfg.store)
+  await asyncio.to_thread(
+    store.write, f'samplers/{index}.json', json.dumps(where).encode()
+  )
+  while not stopped.is_set() and serving.error is None:
+    says.set('serving', f'version {serving.version}, {serving.busy} busy')
+    await asyncio.sleep(0.1)
+  await runner.cleanup()
+
+
+def app(serving: engine.Engine) -> web.Application:
+  """The HTTP interface of an engine."""
+
+  async def generate(request: web.Request) -> web.Response:
+    body = await request.read()
+    try:
+      job = serving.submit(wire.bytes_to_request(body))
+      result = await asyncio.wrap_future(job)
+    except ValueError as e:
+      return web.json_response({'error': str(e)}, status=400)
+    except ConnectionError as e:
+      return web.json_response({'error': str(e)}, status=503)
+    return web.Response(
+      body=wire.result_to_bytes(result), content_type='application/octet-stream'
+    )
+
+  async def health(_: web.Request) -> web.Response:
+    values: dict[str, Any] = {
+      'version': serving.version,
+      'busy': serving.busy,
+      'sampled': serving.sampled,
+    }
+    return web.json_response(values)
+
+  server = web.Application(client_max_size=_MAX_BODY)
+  server.add_routes([web.post('/generate', generate), web.get('/health', health)])
+  return server

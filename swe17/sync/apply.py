@@ -1,0 +1,201 @@
+"""Weights between the host and the device: publish from it, apply to it, check it.
+
+The published dtype is bfloat16: floating leaves are cast to it on the device before
+they are pulled (`to_host`), and a device that computes in float32 holds the same
+bfloat16 values widened, which is exact. Integer leaves travel as they are.
+
+A leaf's name is its path joined by '/'. Names, shapes and dtypes must match one to one:
+a leaf that no tensor names would silently stay old. Nothing is touched until they do.
+"""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swe17.sync import codec, follower
+
+Params = Any  # a pytree of arrays: nested dicts, registered dataclasses
+PUBLISHED = jnp.bfloat16
+
+
+def name_tree(params: Params) -> dict[str, Any]:
+  """Flattens a pytree to {path joined by '/': leaf}, in the order of the tree.
+
+  ValueError if two leaves get one name, or one array stands at two leaves: a tied
+  weight is held once, else one of the two would be updated and the other deleted.
+  """
+  named: dict[str, Any] = {}
+  owner: dict[int, str] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = '/'.join(_part(entry) for entry in path)
+    if name in named:
+      raise ValueError(f'two leaves are named {name!r}')
+    if owner.setdefault(id(leaf), name) != name:
+      raise ValueError(
+        f'{owner[id(leaf)]!r} and {name!r} are one array: hold tied weights once'
+      )
+    named[name] = leaf
+  return named
+
+
+def unname(named: Mapping[str, Any], like: Params) -> Params:
+  """Inverse of `name_tree`: the leaves in a tree of the structure of `like`.
+
+  ValueError if the names are not exactly those of `like`.
+  """
+  want = name_tree(like)
+  _check_names(named, want)
+  return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in want])
+
+
+def to_host(params: Params) -> dict[str, np.ndarray]:
+  """Copies weights to the host as they are published: {name: bfloat16 array}.
+
+  The copies are the host's own: `params` may be donated as soon as this returns.
+  """
+  cast = _published(name_tree(params))
+  # np.asarray of a CPU array is a view of its buffer; the publisher needs its own.
+  return {name: np.array(leaf) for name, leaf in jax.device_get(cast).items()}
+
+
+def from_host(tensors: Mapping[str, np.ndarray], abstract: Params) -> Params:
+  """Puts host tensors on the device, with the dtypes and shardings of `abstract`.
+
+  abstract: a pytree of jax.ShapeDtypeStruct (or arrays). ValueError if a name is
+  unknown or missing, or a shape or dtype does not fit.
+  """
+  want = name_tree(abstract)
+  _check(tensors, want)
+  # jnp.array copies. Without that a CPU array may share the host tensor's memory, and
+  # the next donated update would write into the follower's copy.
+  leaves = {
+    name: jnp.array(tensors[name], dtype=leaf.dtype, copy=True)
+    for name, leaf in want.items()
+  }
+  for name, leaf in want.items():
+    if getattr(leaf, 'sharding', None) is not None:
+      leaves[name] = jax.device_put(leaves[name], leaf.sharding)
+  return unname(leaves, abstract)
+
+
+def apply(params: Params, staged: follower.Staged) -> Params:
+  """Updates device weights in place to a staged version and checks every leaf.
+
+  `params` must be the version that `staged.base` names; its buffers are donated and
+  re-used, leaf by leaf, so memory grows by one leaf. ValueError, with nothing touched,
+  if names, shapes or dtypes do not match. RuntimeError if afterwards the device does
+  not hold the staged bytes: these weights must not be served.
+  """
+  named = name_tree(params)
+  _check(staged.tensors, named)
+  for name in named:
+    if name in staged.changed:
+      old = named[name]
+      new = jax.device_put(staged.tensors[name], old.sharding)
+      named[name] = _overwrite(old, new)
+  found = device_checksum(named, staged.manifest.block_bytes)
+  wrong = [n for n in named if not np.array_equal(found[n], staged.checksums[n])]
+  if wrong:
+    raise RuntimeError(
+      f'version {staged.version}: the device does not hold the staged bytes of {wrong}'
+    )
+  return unname(named, params)
+
+
+def device_checksum(params: Params, block_bytes: int) -> dict[str, np.ndarray]:
+  """Sums device contents per block, on the device: {name: uint32 [blocks, 2]}.
+
+  Equal to `codec.checksum` of the published tensors, bit for bit.
+  """
+  return jax.device_get(_checksums(name_tree(params), block_bytes=block_bytes))
+
+
+def device_digest(params: Params, block_bytes: int) -> str:
+  """The exact digest of what a device holds; pulls every byte back.
+
+  Equal to the manifest's `digest`. ValueError if a leaf holds a value that bfloat16
+  does not: such weights were never published.
+  """
+  for name, exact in jax.device_get(_is_published(name_tree(params))).items():
+    if not exact:
+      raise ValueError(f'{name!r} holds values that are not bfloat16 values')
+  return codec.digest(to_host(params), block_bytes)
+
+
+def _part(entry: Any) -> str:
+  """One step of a tree path as text."""
+  for attribute in ('key', 'name', 'idx'):
+    if hasattr(entry, attribute):
+      return str(getattr(entry, attribute))
+  raise ValueError(f'leaf path: got {entry!r}, want a dict key, a field or an index')
+
+
+def _check_names(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+  missing, unknown = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
+  if missing or unknown:
+    raise ValueError(f'tensors do not match the model: {missing=} {unknown=}')
+
+
+def _check(tensors: Mapping[str, np.ndarray], want: Mapping[str, Any]) -> None:
+  _check_names(tensors, want)
+  for name, leaf in want.items():
+    got, dtype = tensors[name], np.dtype(leaf.dtype)
+    if got.shape != leaf.shape:
+      raise ValueError(f'{name!r}: got shape {got.shape}, want {leaf.shape}')
+    # bfloat16 widens exactly; anything else must be the same type on both sides.
+    exact = got.dtype == PUBLISHED and dtype in (PUBLISHED, np.float32)
+    if not exact and got.dtype != dtype:
+      raise ValueError(f'{name!r}: got dtype {got.dtype}, which {dtype} does not hold')
+
+
+def _cast(leaf: jax.Array) -> jax.Array:
+  floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+  return leaf.astype(PUBLISHED) if floating else leaf
+
+
+@jax.jit
+def _published(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  return jax.tree.map(_cast, named)
+
+
+@jax.jit
+def _is_published(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def exact(leaf: jax.Array) -> jax.Array:
+    if leaf.dtype != jnp.float32:
+      return jnp.array(True)
+    # On the bits: a compiler may drop a cast to bfloat16 and back as excess precision.
+    return jnp.all(jax.lax.bitcast_convert_type(leaf, jnp.uint32) & 0xFFFF == 0)
+
+  return jax.tree.map(exact, named)
+
+
+# `old` gives its buffer: with it kept as an input, the output is written into it.
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _overwrite(old: jax.Array, new: jax.Array) -> jax.Array:
+  return new.astype(old.dtype)
+
+
+@functools.partial(jax.jit, static_argnames='block_bytes')
+def _checksums(
+  named: dict[str, jax.Array], *, block_bytes: int
+) -> dict[str, jax.Array]:
+  return {name: _checksum(_cast(leaf), block_bytes) for name, leaf in named.items()}
+
+
+def _checksum(leaf: jax.Array, block_bytes: int) -> jax.Array:
+  """`codec.checksum` in jnp: uint32 [blocks, 2]."""
+  width = leaf.dtype.itemsize
+  word = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f'uint{8 * width}'))
+  word = word.reshape(-1).astype(jnp.uint32)
+  cuts = codec.blocks(word.size * width, width, block_bytes)
+  if not cuts:
+    return jnp.zeros((0, 2), jnp.uint32)
+  size = (cuts[0].stop - cuts[0].start) // width
+  word = jnp.pad(word, (0, len(cuts) * size - word.size)).reshape(len(cuts), size)
+  i = jnp.arange(size, dtype=jnp.uint32)
+  sums = [jnp.sum(word * (i * jnp.uint32(m) | 1), axis=1) for m in codec.ODD]
+  return jnp.stack(sums, axis=1).astype(jnp.uint32)

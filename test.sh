@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Lint, format, types and all tests, as CI runs them. Arguments go to pytest:
+# bash test.sh tests/config_test.py -k misspelt
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+source ./install.sh
+install_into_venv test '.[test]'
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/pyrefly check
+# -ra (in pyproject.toml) prints every skipped test with its reason.
+exec .venv/bin/python -m pytest "$@"

@@ -1,0 +1,65 @@
+"""What a role's process is given before it imports JAX."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+CODE = """
+import json, os, sys
+from launch import process
+from swe17 import settings
+
+cfg = settings.resolve({'run_dir': sys.argv[3]})
+process.prepare_jax(cfg, sys.argv[1], int(sys.argv[2]))
+import jax
+import jax.numpy as jnp
+
+names = ('default_matmul_precision', 'numpy_rank_promotion', 'threefry_partitionable',
+         'compilation_cache_dir')
+got = {name: getattr(jax.config, 'jax_' + name) for name in names}
+total = float(jax.jit(lambda x: (x @ x).sum())(jnp.ones((8, 8))))
+print(json.dumps({**got, 'cores': sorted(os.sched_getaffinity(0)), 'total': total,
+                  'flags': os.environ.get('XLA_FLAGS', '')}))
+"""
+
+
+def prepared(role: str, index: int, tmp_path: pathlib.Path, **env: str) -> dict:
+  argv = [sys.executable, '-c', CODE, role, str(index), str(tmp_path / 'runs' / 'one')]
+  env = {**os.environ, 'XDG_CACHE_HOME': str(tmp_path / 'cache'), **env}
+  done = subprocess.run(
+    argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)
+
+
+def test_samplers_of_one_thread_sit_on_cores_of_their_own(tmp_path):
+  all_cores = sorted(os.sched_getaffinity(0))
+  if len(all_cores) < 2:
+    pytest.skip('needs two cores')
+  one, two = (prepared('sampler', i, tmp_path, XLA_FLAGS='') for i in (0, 1))
+  assert (one['cores'], two['cores']) == (all_cores[:1], all_cores[1:2])
+  assert one['flags'] == '--xla_cpu_multi_thread_eigen=false'
+
+
+def test_sampler_and_learner_compute_under_the_same_settings(tmp_path):
+  learner = prepared('learner', 0, tmp_path, XLA_FLAGS='--xla_cpu_use_onednn=false')
+  sampler = prepared('sampler', 0, tmp_path, XLA_FLAGS='')
+  same = ('numpy_rank_promotion', 'default_matmul_precision', 'threefry_partitionable')
+  assert [learner[n] for n in same] == [sampler[n] for n in same]
+  assert [learner[n] for n in same] == ['raise', 'highest', True]
+  assert learner['cores'] == sorted(os.sched_getaffinity(0))
+  assert learner['flags'] == '--xla_cpu_use_onednn=false'  # the user's are kept
+  assert learner['total'] == 8.0**3
+
+
+def test_compiled_programs_go_beside_the_run_where_home_is_not_writable(tmp_path):
+  (tmp_path / 'cache').touch()  # a file where the folder should be
+  cache = pathlib.Path(prepared('learner', 0, tmp_path)['compilation_cache_dir'])
+  assert cache.parent == tmp_path / 'runs' / '.jax_cache'

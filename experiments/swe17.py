@@ -83,7 +83,11 @@ def _local(chosen: options.Options, argv: Sequence[str]) -> int:
 
 
 def _role(chosen: options.Options) -> int:
-  """Runs one role in this process, to its end."""
+  """Runs one role in this process, to its end.
+
+  Exit code 1 asks for a restart (a fault of the machine, or one that may pass), 2 for
+  none: a ValueError, or a disk that is full.
+  """
   cfg = chosen.cfg
   if chosen.parent:
     process.end_with(chosen.parent)
@@ -101,11 +105,12 @@ def _role(chosen: options.Options) -> int:
     return importlib.import_module('swe17.learner.loop').run(cfg, chosen.resume)
   except Exception as e:
     said = _full_disk(e)
-    if said is None:
-      # A fault of ours or of the machine: the traceback goes to the log, exit code 1.
-      traceback.print_exc()
-      return 1
-    return _refuse(said)
+    if said is not None:
+      return _refuse(said)
+    traceback.print_exc()  # into the role's log
+    if isinstance(e, ValueError):  # would only come again, so no restart
+      return _refuse(_sentence(e))
+    return 1
 
 
 def _full_disk(e: BaseException | None) -> str | None:

@@ -46,7 +46,8 @@ class Feed:
 def phase(run_folder: pathlib.Path) -> dict[str, Any] | None:
   """What the run is doing: the learner's status, with the rollout's beside it.
 
-  Each is {'phase', 'detail', 'fraction', 'time'}; None while nobody has said anything.
+  Once the learner is done it is the rollout's alone (the last evaluation). Returns
+  {'phase', 'detail', 'fraction', 'time'}, or None while nobody has said anything.
   """
   found = {}
   for role in ('learner', 'rollout'):
@@ -56,6 +57,8 @@ def phase(run_folder: pathlib.Path) -> dict[str, Any] | None:
       found[role] = status
   if len(found) < 2:
     return next(iter(found.values()), None)
+  if found['learner']['phase'] == 'done':
+    return found['rollout']
   beside = ' '.join(found['rollout'][key] for key in ('phase', 'detail')).strip()
   detail = '; rollout: '.join(s for s in (found['learner']['detail'], beside) if s)
   return {**found['learner'], 'detail': detail}

@@ -87,10 +87,13 @@ class Model:
   width: int = _f(256, 'D')
   ffn: int = _f(512, 'F')
   heads: int = _f(4, 'Q')
-  kv_heads: int = _f(2, 'C')
+  kv_heads: int = _f(1, 'C')
   head_dim: int = _f(64, 'H')
   rope_theta: float = _f(10_000.0, 'rotary base')
   norm_eps: float = _f(1e-6, 'RMS norm epsilon')
+  attention_chunk: int = _f(128, 'queries attended at once in training')
+  remat: bool = _f(False, 'recompute layers in the backward pass')
+  unroll: bool = _f(True, 'unroll the loop over layers: faster on CPU')
 
   def __post_init__(self):
     _at_least(self, 'model.', 1, 'layers', 'width', 'ffn', 'heads', 'kv_heads')
@@ -107,9 +110,9 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Imitation:
-  episodes: int = _f(3000, 'scripted episodes to imitate')
-  steps: int = _f(300, 'optimiser steps')
-  rows: int = _f(16, 'packed rows a step')
+  episodes: int = _f(2400, 'scripted episodes to imitate')
+  steps: int = _f(120, 'optimiser steps')
+  rows: int = _f(8, 'packed rows a step')
   lr: float = _f(3e-3, 'peak learning rate')
   context_weight: float = _f(0.1, 'loss weight of tokens the agent did not write')
 
@@ -238,7 +241,7 @@ class Config:
   run_dir: str = _f('', 'run folder; empty: runs/<config>-<time>')
   store: str = _f('', 'object store URL; empty: inside the run folder')
   seed: int = _f(0, 'seeds everything')
-  steps: int = _f(40, 'optimiser steps')
+  steps: int = _f(30, 'optimiser steps')
   tasks: Tasks = Tasks()
   sandbox: Sandbox = Sandbox()
   agent: Agent = Agent()

@@ -337,16 +337,24 @@ def test_a_disk_that_fills_up_under_a_role_is_exit_code_2(
   assert 'No space left on device' in said and '--resume' in said
 
 
-def test_a_fault_of_a_role_is_a_traceback_and_exit_code_1(
-  tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize(
+  ('error', 'code', 'last'),
+  [
+    (RuntimeError('a sampler is gone'), 1, 'RuntimeError: a sampler is gone'),
+    (ValueError('group 7 is no group'), 2, 'error: group 7 is no group'),
+  ],
+)
+def test_only_a_fault_that_may_pass_asks_for_a_restart(
+  error, code, last, tmp_path, monkeypatch, capsys
 ):
   def run(cfg: config.Config) -> int:
-    raise ValueError(f'{cfg.seed} went wrong')
+    raise error
 
   manager = python_types.SimpleNamespace(run=run)
   monkeypatch.setitem(sys.modules, 'swe17.rollout.manager', manager)
-  assert swe17.main(['--role=rollout', f'--run_dir={a_run(tmp_path)}']) == 1
-  assert 'Traceback' in capsys.readouterr().err
+  assert swe17.main(['--role=rollout', f'--run_dir={a_run(tmp_path)}']) == code
+  err = capsys.readouterr().err
+  assert 'Traceback' in err and err.splitlines()[-1] == last
 
 
 def test_help_teaches_the_commands(capsys):

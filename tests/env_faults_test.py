@@ -87,7 +87,7 @@ def test_messages_headers_loops_and_f_strings_are_left_alone():
 def test_indices_and_bounds_move_by_one_both_ways():
   assert ('len(x)', 'len(x) + 1') in edits(CLAMP, 4)
   assert {('i]', 'i + 1]'), ('i + 1', 'i')} <= edits(CLAMP, 6)
-  assert ('[i', '[i + 1') in edits(CLAMP, 5)
+  assert ('i]', 'i + 1]') in edits(CLAMP, 5)
 
 
 def test_comparison_is_not_negated_twice():

@@ -312,6 +312,24 @@ def test_no_key_is_written_twice():
   assert not any(fault for _, fault in store.log)
 
 
+def test_second_try_at_the_data_takes_a_fresh_name():
+  lost = faults.at({0: faults.Fault('drop_after'), 1: faults.Fault('flip')})
+  writes = []
+
+  def rule(operation: faults.Operation) -> faults.Fault | None:
+    if operation.kind != 'write':
+      return None
+    writes.append(operation.key)
+    return lost(dataclasses.replace(operation, index=len(writes) - 1))
+
+  store = faults.FaultStore(kv.open('memory://'), rule)
+  _publish(_publisher(store), 0)
+  assert len(writes) == len(set(writes)) == 3
+  record = Record(follower.Follower(store))
+  record.add(0)
+  assert record.poll() is not None
+
+
 def test_slow_reader_ends_on_the_newest(store: kv.Store):
   """CASES 4.7: ten versions come, and old ones go, between manifest and payload."""
   pub = _publisher(store)
@@ -670,6 +688,16 @@ def test_update_reuses_the_buffers_and_leaves_the_host_copy_alone():
     follow.commit(staged)
     digest = codec.digest(follow.tensors, 64)
     assert digest == follow.manifest.digest == apply.device_digest(device, 64)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
+def test_host_copy_neither_hinders_donation_nor_changes_with_it(dtype):
+  params = {'w': jnp.ones((256, 256), dtype)}
+  host = apply.to_host(params)
+  where = params['w'].unsafe_buffer_pointer()
+  params = jax.jit(lambda p: {'w': p['w'] * 2}, donate_argnums=0)(params)
+  assert params['w'].unsafe_buffer_pointer() == where
+  assert (host['w'] == 1).all()
 
 
 def test_device_checksum_equals_the_host_checksum():

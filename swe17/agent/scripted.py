@@ -30,9 +30,9 @@ class Style:
   """Probabilities of what the agent does, each drawn anew every time."""
 
   think: float = 0.95  # says which line before it acts
-  test: float = 0.55  # tests an edit in the same turn; else submits it untested
+  test: float = 0.8  # tests an edit in the same turn; else submits it untested
   undo: float = 0.5  # undoes an edit that failed its test before the next one
-  persist: float = 0.5  # tries again after a failed test; else submits
+  persist: float = 0.85  # tries again after a failed test; else submits
   retry_same: float = 0.2  # may draw an edit it has tried before
 
 

@@ -118,7 +118,7 @@ class _Search:
     return '' if len(set(runs[0][: functions.VISIBLE])) > 1 else 'constant'
 
   async def choose(self, wanted: int) -> list[faults.Fault]:
-    """At most `wanted` accepted faults of as many kinds as can be; dropped lines last."""
+    """At most `wanted` accepted faults, of many kinds; a dropped line comes last."""
     left = list(faults.candidates(self._source))
     self._rng.shuffle(left)
     last: list[faults.Fault] = []
@@ -145,7 +145,7 @@ class _Search:
   async def _examine(self, fault: faults.Fault) -> str:
     source = faults.apply(self._source, fault.line, fault.old, fault.new)
     first = await self._run(source)
-    reason = repair.unsound(self._expected, first)
+    reason = repair.unsound(self._expected, first, functions.VISIBLE)
     if reason:
       return reason
     for _ in range(REPEATS - 1):

@@ -11,14 +11,11 @@ worker and is then a `GraderError`, never a verdict.
 
 import ast
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import json
 import logging
-import os
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -97,12 +94,6 @@ def _results(bodies: list[bytes], end: str, count: int) -> tuple[str, ...]:
   return (*results, *[rest] * (count - len(results)))
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
-  """Kill a worker's process group; the kernel takes its namespaces along."""
-  with contextlib.suppress(ProcessLookupError):
-    os.killpg(process.pid, signal.SIGKILL)
-
-
 class _Worker:
   """One sandbox with a zygote in it, started when first asked."""
 
@@ -139,7 +130,7 @@ class _Worker:
     process, self._process = self._process, None
     if process is not None:
       assert process.stdin is not None
-      _kill(process)
+      sandbox.kill(process)
       process.stdin.close()
       for stream in (process.stdout, process.stderr):
         if stream is not None:
@@ -180,7 +171,7 @@ class _Worker:
     process = self._process
     if process is None or process.stderr is None:
       return ''
-    _kill(process)
+    sandbox.kill(process)
     lines = (await process.stderr.read()).decode(errors='replace').strip().splitlines()
     return lines[-1] if lines else ''
 

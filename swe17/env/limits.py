@@ -165,18 +165,18 @@ def confine(
     hard = resource.getrlimit(name)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(name, (value, value))
-  root = os.getuid() == 0
   drop_identity()
   # RLIMIT_NPROC counts per user and user namespace, and spares root. A namespace of
-  # its own gives this sandbox its own count; bubblewrap made one if we are not root.
-  if isolated and root:
+  # its own gives this sandbox its own count.
+  if isolated:
+    uid, gid = os.getuid(), os.getgid()
     try:
       unshare(NEWUSER)
     except PermissionError:
       pass  # forbidden here: all sandboxes of this machine share one count
     else:
       if map_ids:
-        _map_ids(NOBODY, NOBODY)
+        _map_ids(uid, gid)
   others = 0 if isolated else _tasks_of(os.getuid())
   hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
   count = processes + others

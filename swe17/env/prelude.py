@@ -45,6 +45,7 @@ def _attend(spec: Mapping[str, Any]) -> int:
 def _execute(spec: Mapping[str, Any]) -> NoReturn:
   """Become the command."""
   try:
+    os.setsid()  # what it sends to its process group does not reach its keeper
     limits.confine(**spec['limits'], isolated=spec['isolated'], map_ids=True)
     for name, text in spec['files'].items():
       os.makedirs(os.path.dirname(name) or '.', exist_ok=True)

@@ -20,6 +20,7 @@ import logging
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ _ENVIRONMENT = {
   'PATH': '/usr/local/bin:/usr/bin:/bin',
 }
 _PROBE_SECONDS = 20.0
+_CLOSE_SECONDS = 5.0  # for a killed sandbox to be gone
 _FILES = 256  # open files of one command
 
 
@@ -133,7 +135,9 @@ def _bwrap() -> str:
 
 
 def _namespaces() -> list[str]:
-  options = ['--die-with-parent', '--new-session', '--clearenv']
+  # No --new-session: whoever starts us makes the session, so that one process group
+  # holds bwrap's own processes and killing it works even while bwrap sets things up.
+  options = ['--die-with-parent', '--clearenv']
   for name, value in _ENVIRONMENT.items():
     options += ['--setenv', name, value]
   if os.getuid() != 0:
@@ -183,7 +187,8 @@ async def run(
 
   `files` are by relative path. The directory, and every process, is gone afterwards.
   Time, memory (of a process, and of the directory), processes and output are bounded
-  by `cfg`.
+  by `cfg`. Raises TimeoutError, an infrastructure fault, if killing it did not close
+  its output.
   """
   with contextlib.ExitStack() as stack:
     if backend == 'process':
@@ -253,15 +258,20 @@ async def _attend(
   ]
   timed_out = False
   try:
-    async with asyncio.timeout(cfg.wall_seconds):
-      await _feed(process, stdin)
-      await process.wait()
-  except TimeoutError:
-    timed_out = True
+    try:
+      async with asyncio.timeout(cfg.wall_seconds):
+        await _feed(process, stdin)
+        await process.wait()
+    except TimeoutError:
+      timed_out = True
+    finally:
+      # Also where the caller gave up on us.
+      await asyncio.shield(_end(process, backend))
+    async with asyncio.timeout(_CLOSE_SECONDS):
+      (out, more_out), (err, more_err) = await asyncio.gather(*readers)
   finally:
-    # Also where the caller gave up on us.
-    await asyncio.shield(_end(process, backend))
-  (out, more_out), (err, more_err) = await asyncio.gather(*readers)
+    for reader in readers:
+      reader.cancel()
   return Completed(
     returncode=None if timed_out else process.returncode,
     stdout=out,
@@ -293,14 +303,18 @@ async def _read_bounded(stream: asyncio.StreamReader, bound: int) -> tuple[bytes
 
 async def _end(process: asyncio.subprocess.Process, backend: str) -> None:
   """Kill a sandbox that has not ended. The kernel or the prelude takes its tree."""
-  if process.returncode is not None:
-    return
-  with contextlib.suppress(ProcessLookupError):
-    if backend == 'process':
+  if process.returncode is None and backend == 'process':
+    with contextlib.suppress(ProcessLookupError):
       process.terminate()  # the prelude kills what is below it, then exits
-      with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2.0):
-          await process.wait()
-    if process.returncode is None:
-      process.kill()
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout(_CLOSE_SECONDS):
+        await process.wait()
+  if process.returncode is None or process.returncode < 0:
+    kill(process)
   await process.wait()
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+  """Kill the process group of a sandbox started in a session of its own."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)

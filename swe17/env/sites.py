@@ -3,7 +3,7 @@
 Every rule is a symmetric relation between texts, and asks only for context that the
 replacement itself leaves as it was: so each has its inverse among the sites of the
 changed source. Rules are kept narrow, for a fault is to be found by search: neighbours
-instead of all pairs, `+ 1` only in indices and bounds, no dead certain type errors.
+instead of all pairs, `+ 1` only in indices and bounds, little that is sure to fail.
 """
 
 import ast

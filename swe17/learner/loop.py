@@ -129,7 +129,8 @@ def _begin(run_: Run, resume: bool) -> None:
     run_.buffer.dropped.update(extra['dropped'])
     run_.skipped = extra['skipped']
     run_.step_of = {int(v): s for v, s in extra['step_of'].items()}
-    run_.version = publisher.latest(run_.store) or 0
+    newest = publisher.latest(run_.store)
+    run_.version = -1 if newest is None else newest
     run_.events.write('resume', text=f'learner resumed at step {run_.step}')
     return
   _imitate(run_)

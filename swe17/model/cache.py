@@ -13,7 +13,7 @@ from swe17 import config
 
 @struct.dataclass
 class Cache:
-  """`k[i]`, `v[i]`: float32 [B slots, S positions, C, H] of layer i."""
+  """`k[i]`, `v[i]`: float32 [B slots, C, S positions, H] of layer i."""
 
   k: tuple[jax.Array, ...]
   v: tuple[jax.Array, ...]
@@ -21,7 +21,7 @@ class Cache:
 
 def init(cfg: config.Model, slots: int, length: int) -> Cache:
   """An empty cache of `slots` rows and `length` positions."""
-  shape = (slots, length, cfg.kv_heads, cfg.head_dim)
+  shape = (slots, cfg.kv_heads, length, cfg.head_dim)
   k = tuple(jnp.zeros(shape) for _ in range(cfg.layers))
   v = tuple(jnp.zeros(shape) for _ in range(cfg.layers))
   return Cache(k, v)

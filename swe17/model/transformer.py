@@ -28,15 +28,22 @@ def block(
 ) -> jax.Array:
   """One pre-norm layer. `layer` holds one layer's leaves (N sliced away)."""
   h_BTD = layers.rms_norm(x_BTD, layer.attn_norm_ND, cfg.norm_eps)
-  q_BTQH = jnp.einsum('BTD,DQH->BTQH', h_BTD, layer.wq_NDQH)
-  k_BTCH = jnp.einsum('BTD,DCH->BTCH', h_BTD, layer.wk_NDCH)
-  v_BTCH = jnp.einsum('BTD,DCH->BTCH', h_BTD, layer.wv_NDCH)
+  q_BTQH = _heads(h_BTD, layer.wq_NDQH)
+  k_BTCH = _heads(h_BTD, layer.wk_NDCH)
+  v_BTCH = _heads(h_BTD, layer.wv_NDCH)
   q_BTQH = layers.rotate(q_BTQH, position_BT, cfg.rope_theta)
   k_BTCH = layers.rotate(k_BTCH, position_BT, cfg.rope_theta)
   o_BTQH = attend(q_BTQH, k_BTCH, v_BTCH)
-  x_BTD = x_BTD + jnp.einsum('BTQH,QHD->BTD', o_BTQH, layer.wo_NQHD)
+  D = x_BTD.shape[-1]
+  o_BTO = o_BTQH.reshape(*o_BTQH.shape[:2], -1)
+  x_BTD = x_BTD + layers.project(o_BTO, layer.wo_NQHD.reshape(-1, D))
   h_BTD = layers.rms_norm(x_BTD, layer.mlp_norm_ND, cfg.norm_eps)
   return x_BTD + layers.mlp(h_BTD, layer.wg_NDF, layer.wu_NDF, layer.wd_NFD)
+
+
+def _heads(x_BTD: jax.Array, w_DQH: jax.Array) -> jax.Array:
+  D, Q, H = w_DQH.shape
+  return layers.project(x_BTD, w_DQH.reshape(D, Q * H)).reshape(*x_BTD.shape[:2], Q, H)
 
 
 def apply(
@@ -46,7 +53,6 @@ def apply(
   segment_BT: jax.Array,
   *,
   cfg: config.Model,
-  remat: bool = False,
 ) -> jax.Array:
   """Hidden states of packed rows, float32 [B, T, D].
 
@@ -55,22 +61,22 @@ def apply(
     token_BT: int32 ids; padding may be any id.
     position_BT: int32 position within the token's own segment.
     segment_BT: int32, 0 for padding; tokens see earlier tokens of their own segment.
-    cfg: the model's shape.
-    remat: recompute each layer in the backward pass instead of keeping it.
+    cfg: the model's shape, and whether layers are rematerialised or unrolled.
   """
-  T = token_BT.shape[1]
-  causal_TS = jnp.tril(jnp.ones((T, T), bool))
-  same_BTS = segment_BT[:, :, None] == segment_BT[:, None, :]
-  mask_BTS = same_BTS & causal_TS[None]
 
   def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return layers.attention(q, k, v, mask_BTS)
+    return layers.packed_attention(q, k, v, segment_BT, chunk=cfg.attention_chunk)
 
   def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
     return block(layer, x_BTD, position_BT, attend, cfg), None
 
   x_BTD = layers.embed(params.embed_VD, token_BT)
-  x_BTD, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x_BTD, params.layers)
+  x_BTD, _ = jax.lax.scan(
+    jax.checkpoint(step) if cfg.remat else step,
+    x_BTD,
+    params.layers,
+    unroll=cfg.layers if cfg.unroll else 1,
+  )
   return layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps)
 
 
@@ -96,16 +102,16 @@ def apply_cached(
   """
   ks, vs = list(cache.k), list(cache.v)
   at_B1 = (jnp.arange(token_BT.shape[0]) if row_B is None else row_B)[:, None]
-  S = cache.k[0].shape[1]
+  S = cache.k[0].shape[2]
   mask_BTS = jnp.arange(S)[None, None, :] <= position_BT[:, :, None]
   x_BTD = params.embed_VD[token_BT]
   for i in range(cfg.layers):
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, i: int = i) -> jax.Array:
-      ks[i] = ks[i].at[at_B1, position_BT].set(k, mode='drop')
-      vs[i] = vs[i].at[at_B1, position_BT].set(v, mode='drop')
-      k_BSCH, v_BSCH = (ks[i], vs[i]) if row_B is None else (ks[i][row_B], vs[i][row_B])
-      return layers.attention(q, k_BSCH, v_BSCH, mask_BTS)
+      ks[i] = ks[i].at[at_B1, :, position_BT].set(k, mode='drop')
+      vs[i] = vs[i].at[at_B1, :, position_BT].set(v, mode='drop')
+      k_BCSH, v_BCSH = (ks[i], vs[i]) if row_B is None else (ks[i][row_B], vs[i][row_B])
+      return layers.attention(q, k_BCSH, v_BCSH, mask_BTS)
 
     layer = jax.tree.map(lambda w, i=i: w[i], params.layers)
     x_BTD = block(layer, x_BTD, position_BT, attend, cfg)
@@ -115,4 +121,4 @@ def apply_cached(
 
 def logits(params: p.Params, hidden_BTD: jax.Array) -> jax.Array:
   """Vocabulary logits of the tied head, float32 [B, T, V]."""
-  return jnp.einsum('BTD,VD->BTV', hidden_BTD, params.embed_VD)
+  return layers.project(hidden_BTD, params.embed_VD.T)

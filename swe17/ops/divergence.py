@@ -85,6 +85,7 @@ def finish(s: Sums) -> dict[str, jax.Array]:
     'k1': s.k1 / n,
     'k3': s.k3 / n,
     'k3_signal': s.k3_signal / s.signal,
+    'signal_count': s.signal,
     'ratio_mean': s.ratio / n,
     'ratio_max': s.ratio_max,
     'ratio_outside': s.outside / n,

@@ -51,12 +51,16 @@ def filter(
     (ids_BK, logits_BK, keep_BK): candidates in descending order of logit, ties by id,
     and which of them are kept. At least the first always is.
   """
-  z_BK, ids_BK = jax.lax.top_k(logits_BV, K)
+  # The barrier keeps XLA on CPU from moving slices into the top-k, which it would then
+  # run as a full sort of the vocabulary: 4.5 ms instead of .2 at [32, 1024].
+  z_BK, ids_BK = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, K))
   above_BK = z_BK - z_BK[:, :1]  # log(p / p_max)
   survive_BK = above_BK >= jnp.log(min_p_B)[:, None]  # log 0 = -inf keeps all
   survive_BK &= jnp.arange(K)[None, :] < top_k_B[:, None]
   prob_BK = jax.nn.softmax(jnp.where(survive_BK, z_BK, -jnp.inf), axis=-1)
-  before_BK = jnp.cumsum(prob_BK, axis=-1) - prob_BK
+  # Mass before each candidate. A product with a triangle: XLA's cumsum on CPU takes
+  # 30 times as long at this size.
+  before_BK = prob_BK @ jnp.triu(jnp.ones((K, K)), k=1)
   keep_BK = survive_BK & ((before_BK < top_p_B[:, None]) | (top_p_B >= 1.0)[:, None])
   return ids_BK, z_BK, keep_BK.at[:, 0].set(True)
 

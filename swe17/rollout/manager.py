@@ -33,6 +33,7 @@ from swe17.sync import follower, manifest
 
 _log = logging.getLogger(__name__)
 _POLL = 0.1  # seconds between looks at the plan
+_LIST_AFTER = 20  # looks at the next manifest before all are listed
 _SPOILED = 2  # groups that infrastructure spoiled before their task is set aside
 
 
@@ -50,6 +51,7 @@ class Rollout:
   plan: manifest.Manifest | None = None
   issued: set[int] = dataclasses.field(default_factory=set)
   spoiled: dict[str, int] = dataclasses.field(default_factory=dict)
+  misses: int = 0  # looks at the plan since it last moved
   lag: float = 0.0  # seconds, longest stall since a group last took it
 
 
@@ -162,19 +164,21 @@ async def _first_plan(state: Rollout) -> None:
 
 
 async def _next_plan(state: Rollout) -> None:
-  """Takes in manifests that are newer than the plan held."""
+  """Takes in manifests that are newer than the plan held.
+
+  Looks for the next key; after some misses at the newest of all, since the next one may
+  have been damaged or collected meanwhile.
+  """
   assert state.plan is not None
-  while True:
-    try:
-      newer = await asyncio.to_thread(
-        follower.read_plan, state.store, state.plan.version + 1
-      )
-    except ValueError as e:
-      _log.warning('the plan stays at version %d: %s', state.plan.version, e)
-      return
-    if newer is None:
-      return
-    state.plan = newer
+  state.misses += 1
+  wanted = None if state.misses % _LIST_AFTER == 0 else state.plan.version + 1
+  try:
+    newer = await asyncio.to_thread(follower.read_plan, state.store, wanted)
+  except (ValueError, kv.StoreError) as e:
+    _log.warning('the plan stays at version %d: %s', state.plan.version, e)
+    return
+  if newer is not None and newer.version > state.plan.version:
+    state.plan, state.misses = newer, 0
 
 
 def _due(state: Rollout) -> int | None:

@@ -86,7 +86,7 @@ def decode(
     The cache, the slots after it, and the draws with a leading [steps] axis. Entry i of a
     slot is real while the slot was still busy before step i.
   """
-  S = cache.k[0].shape[1]
+  S = cache.k[0].shape[2]
 
   def step(carry: tuple[kv.Cache, Slots], _: None):
     cache, s = carry

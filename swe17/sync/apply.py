@@ -197,5 +197,6 @@ def _checksum(leaf: jax.Array, block_bytes: int) -> jax.Array:
   size = (cuts[0].stop - cuts[0].start) // width
   word = jnp.pad(word, (0, len(cuts) * size - word.size)).reshape(len(cuts), size)
   i = jnp.arange(size, dtype=jnp.uint32)
-  sums = [jnp.sum(word * (i * jnp.uint32(m) | 1), axis=1) for m in codec.ODD]
+  factors = [(i * jnp.uint32(m) | 1)[None, :] for m in codec.ODD]
+  sums = [jnp.sum(word * factor, axis=1) for factor in factors]
   return jnp.stack(sums, axis=1).astype(jnp.uint32)

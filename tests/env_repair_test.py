@@ -1,0 +1,378 @@
+"""repair_functions: the shipped table, verification, an episode, the build."""
+
+import ast
+import asyncio
+import collections
+from collections import Counter
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from swe17 import config, types
+from swe17.env import base, build, faults, functions, grader, repair, splits
+
+MODULE, FUNCTION = 'bisect', 'count_below'
+ORIGINAL = """def count_below(a, x):
+    found = 0
+    for item in a:
+        if item < x:
+            found += 1
+    return found"""
+
+
+@pytest.fixture
+async def graders():
+  pool = grader.Graders(config.Sandbox(workers=1))
+  await pool.start()
+  yield pool
+  await pool.close()
+
+
+def a_task(source, original=ORIGINAL, visible=2, hidden=4, **changes):
+  cases = [repr((list(range(n + 2)), n)) for n in range(visible + hidden)]
+  payload = {
+    'module': MODULE,
+    'function': FUNCTION,
+    'kind': 'comparison',
+    'original': original,
+    'source': source,
+    'visible': cases[:visible],
+    'hidden': cases[visible:],
+  }
+  fields = {'id': 'bisect.count_below/0', 'unit': 'bisect.count_below', **changes}
+  return types.Task(
+    family=repair.FAMILY,
+    split='train',
+    prompt=repair.prompt(FUNCTION),
+    payload=payload,
+    **fields,
+  )
+
+
+FAULTY = ORIGINAL.replace('item < x', 'item <= x')
+
+
+class Broken:
+  """Graders whose infrastructure fails on the functions named."""
+
+  def __init__(self, pool=None, names=(FUNCTION,)):
+    self._pool, self._names = pool, names
+
+  async def run(self, check):
+    if check.function in self._names:
+      raise grader.GraderError('worker died twice')
+    return await self._pool.run(check)
+
+
+class Scripted:
+  """Graders that answer from a list, one a check of a function."""
+
+  def __init__(self, *answers):
+    self.answers = collections.defaultdict(lambda: itertools.cycle(answers))
+    self.calls = 0
+
+  async def run(self, check):
+    self.calls += 1
+    await asyncio.sleep(0)
+    return (next(self.answers[check.function]),) * len(check.cases)
+
+
+async def an_episode(graders, source=FAULTY):
+  (task,), _ = await repair.verify([a_task(source)], graders)
+  return repair.RepairEnv(task, repair.Verifier(graders))
+
+
+# The table.
+
+
+def test_table_is_large_enough_and_split_by_function():
+  rows = repair.read_table(repair.TABLE)
+  assert len({row.id for row in rows}) == len(rows)
+  units = {
+    split: {(r.module, r.function) for r in rows if r.split == split}
+    for split in ('train', 'heldout')
+  }
+  count = Counter(row.split for row in rows)
+  assert count['train'] >= 300 and count['heldout'] >= 100
+  assert len(units['train']) >= 90 and len(units['heldout']) >= 30
+  assert not units['train'] & units['heldout']
+  dropped = sum(row.kind == 'dropped_line' for row in rows)
+  assert dropped <= 0.03 * len(rows)
+  for split in units:  # both sides have all kinds
+    assert {r.kind for r in rows if r.split == split} == set(faults.KINDS)
+
+
+def test_near_copies_of_a_function_are_on_one_side():
+  rows = repair.read_table(repair.TABLE)
+  split = {f'{r.module}.{r.function}': r.split for r in rows}
+  catalogue = functions.catalogue()
+  sources = {
+    name: functions.source_of(catalogue[name].module, catalogue[name].function) or name
+    for name in split
+  }
+  groups = splits.clusters(sources)
+  assert any(len(group) > 1 for group in groups)
+  for group in groups:
+    assert len({split[name] for name in group}) == 1, group
+
+
+def test_tasks_regenerate_with_cases_that_do_not_overlap():
+  tasks, _ = repair.read(config.Tasks())
+  again, _ = repair.read(config.Tasks())
+  assert tasks == again
+  for task in tasks:
+    payload = task.payload
+    visible, hidden = payload['visible'], payload['hidden']
+    assert len(visible) == functions.VISIBLE
+    assert len(hidden) >= functions.MIN_HIDDEN
+    assert len({*visible, *hidden}) == len(visible) + len(hidden)
+    assert payload['source'] != payload['original']
+    assert functions.misfit(payload['original']) == ''
+    json.dumps(payload)
+    for case in visible:
+      assert type(ast.literal_eval(case)) is tuple
+
+
+def test_first_tasks_of_a_split_are_of_different_functions():
+  tasks = repair.load(config.Tasks(train=60, heldout=20))
+  assert Counter(t.split for t in tasks) == {'train': 60, 'heldout': 20}
+  assert len({t.unit for t in tasks}) == 80
+
+
+def test_row_with_another_source_hash_is_set_aside_and_replaced(tmp_path):
+  rows = repair.read_table(repair.TABLE)
+  rows = [r for r in rows if r.split == 'heldout'][:1] + [
+    r for r in rows if r.split == 'train'
+  ][:3]
+  rows[1] = dataclasses.replace(rows[1], source_sha='0' * 16)
+  path = tmp_path / 'table.jsonl'
+  path.write_text('\n'.join(json.dumps(dataclasses.asdict(r)) for r in rows))
+  tasks, aside = repair.read(config.Tasks(table=str(path), train=2))
+  assert [t.id for t in tasks] == [rows[2].id, rows[3].id, rows[0].id]
+  assert aside == {rows[1].id: 'another source in this Python'}
+  with pytest.raises(ValueError, match=r'tasks\.train.* 2 tasks .* want 3'):
+    repair.load(config.Tasks(table=str(path), train=3))
+
+
+@pytest.mark.parametrize(
+  ('cfg', 'says'),
+  [
+    (config.Tasks(family='kernels'), 'tasks.family'),
+    (config.Tasks(table='/nowhere/table'), "no file '/nowhere/table'"),
+  ],
+)
+def test_bad_settings_are_named(cfg, says):
+  with pytest.raises(ValueError, match=says):
+    repair.load(cfg)
+
+
+def test_line_that_is_no_row_is_named(tmp_path):
+  path = tmp_path / 'table.jsonl'
+  path.write_text('{"id": "x"}\n')
+  with pytest.raises(ValueError, match='line 1: not a row'):
+    repair.load(config.Tasks(table=str(path)))
+
+
+def test_canonical_source_has_no_docstring_annotation_or_blank_line():
+  source = functions.source_of('textwrap', 'indent')
+  assert source is not None and '"""' not in source and '\n\n' not in source
+  assert functions.source_of('posixpath', 'split') is not None  # frozen module
+  assert functions.source_of('textwrap', 'no_such') is None
+  assert functions.source_of('no_such_module', 'f') is None
+
+
+# Verification.
+
+
+async def test_sound_tasks_get_expected_results_and_others_a_reason(graders):
+  good = a_task(FAULTY)
+  harmless = a_task(ORIGINAL.replace('found', 'n'), id='harmless')
+  endless = a_task(
+    ORIGINAL.replace('        if', '        while'), id='endless', hidden=2
+  )
+  lame = a_task(FAULTY, original=ORIGINAL.replace('found', '1', 1), id='lame')
+  sound, aside = await repair.verify([good, harmless, endless, lame], graders)
+  assert [t.id for t in sound] == [good.id]
+  assert len(sound[0].payload['expected_visible']) == 2
+  assert len(sound[0].payload['expected_hidden']) == 4
+  assert aside['harmless'] == 'visible cases do not catch it'
+  assert aside['endless'] == 'timeout'
+  assert aside['lame'] == 'the original does not run'
+  assert len(aside) == 3
+
+
+async def test_shipped_tasks_are_sound(graders):
+  tasks = repair.load(config.Tasks(train=8, heldout=8))
+  sound, aside = await repair.verify(tasks, graders)
+  assert [t.id for t in sound] == [t.id for t in tasks]
+  assert aside == {}
+
+
+async def test_task_whose_verifier_crashes_is_set_aside(graders):
+  other = repair.load(config.Tasks(train=1, heldout=1))[0]
+  tasks = [a_task(FAULTY), other]
+  sound, aside = await repair.verify(tasks, Broken(graders))
+  assert [t.id for t in sound] == [other.id]
+  assert aside == {tasks[0].id: 'the verifier failed: worker died twice'}
+
+
+# An episode.
+
+
+async def test_episode_finds_edits_tests_and_submits(graders):
+  env: base.Env = await an_episode(graders)
+  assert await env.step('view', {}) == repair.view(FAULTY)
+  assert (await env.step('view', {})).startswith('1|def count_below(a, x):\n2|    fo')
+  assert await env.step('test', {}) == 'failed 2 of 2'
+  assert await env.step('undo', {}) == 'nothing to undo'
+  wrong = {'line': 4, 'old': '<=', 'new': '>'}
+  assert await env.step('edit', wrong) == 'edited'
+  assert await env.step('test', {}) == 'failed 1 of 2'
+  assert await env.step('undo', {}) == 'undone'
+  assert await env.step('edit', {'line': 4, 'old': '<=', 'new': '<'}) == 'edited'
+  assert await env.step('test', {}) == 'passed 2 of 2'
+  assert not env.done
+  assert await env.step('submit', {}) == 'submitted'
+  assert env.done
+  assert await env.step('edit', wrong) == 'already submitted'
+  assert await env.verify() == types.Outcome(1.0)
+
+
+async def test_untouched_fault_and_broken_syntax_score_zero(graders):
+  env = await an_episode(graders)
+  assert await env.verify() == types.Outcome(0.0)
+  await env.step('edit', {'line': 4, 'old': 'if', 'new': 'fi'})
+  assert await env.step('test', {}) == 'failed 2 of 2'
+  assert await env.verify() == types.Outcome(0.0)
+
+
+async def test_answers_learned_from_the_visible_cases_do_not_score(graders):
+  env = await an_episode(graders)
+  table = 'return {0: 0, 1: 1}.get(x)'  # right on both visible cases
+  await env.step('edit', {'line': 6, 'old': 'return found', 'new': table})
+  assert await env.step('test', {}) == 'passed 2 of 2'
+  assert await env.verify() == types.Outcome(0.0)
+
+
+async def test_failed_edits_are_ordinary_short_results(graders):
+  env = await an_episode(graders)
+  for line, old, new in ((9, 'a', 'b'), (6, 'zz', 'b'), (2, '0', '0\n'), (2, '0', '0')):
+    result = await env.step('edit', {'line': line, 'old': old, 'new': new})
+    assert result != 'edited' and len(result.split()) <= 8
+  long = 'x' * repair.MAX_CHARACTERS
+  result = await env.step('edit', {'line': 2, 'old': '0', 'new': long})
+  assert result == 'the code would be too long'
+  assert env.source == FAULTY
+  with pytest.raises(ValueError, match='tool: got'):
+    await env.step('shell', {})
+
+
+async def test_infrastructure_fault_is_no_outcome(graders):
+  (task,), _ = await repair.verify([a_task(FAULTY)], graders)
+  env = repair.RepairEnv(task, repair.Verifier(Broken()))
+  outcome = await env.verify()
+  assert outcome.value is None and 'worker died twice' in outcome.reason
+  with pytest.raises(grader.GraderError):
+    await env.step('test', {})
+
+
+def test_task_that_was_not_verified_makes_no_episode():
+  with pytest.raises(ValueError, match='pass it to verify first'):
+    repair.RepairEnv(a_task(FAULTY), repair.Verifier(Broken()))
+
+
+def test_only_view_and_test_may_run_side_by_side():
+  assert {t.name: t.writes for t in repair.TOOLS} == {
+    'view': False,
+    'edit': True,
+    'undo': True,
+    'test': False,
+    'submit': True,
+  }
+
+
+# Kept verdicts.
+
+
+def a_check(source=ORIGINAL, cases=('([], 0)',)):
+  return grader.Check(MODULE, FUNCTION, source, cases)
+
+
+async def test_equal_checks_run_once_and_different_ones_do_not_mix():
+  graders = Scripted('ok 1', 'ok 2', 'ok 3')
+  verifier = repair.Verifier(graders)
+  same = await asyncio.gather(*(verifier.run(a_check()) for _ in range(4)))
+  assert same == [('ok 1',)] * 4
+  assert await verifier.run(a_check(FAULTY)) == ('ok 2',)
+  assert await verifier.run(a_check(cases=('([], 1)',))) == ('ok 3',)
+  assert await verifier.run(a_check()) == ('ok 1',)
+  assert (graders.calls, verifier.hits, verifier.misses) == (3, 4, 3)
+
+
+@pytest.mark.parametrize('verdict', ['timeout', 'died'])
+async def test_timeouts_are_not_kept(verdict):
+  verifier = repair.Verifier(Scripted(verdict, 'ok 1'))
+  assert await verifier.run(a_check()) == (verdict,)
+  assert await verifier.run(a_check()) == ('ok 1',)
+
+
+async def test_failures_of_the_grader_are_not_kept():
+  broken = Broken(Scripted('ok 1'))
+  verifier = repair.Verifier(broken)
+  with pytest.raises(grader.GraderError):
+    await verifier.run(a_check())
+  broken._names = ()
+  assert await verifier.run(a_check()) == ('ok 1',)
+
+
+async def test_what_is_kept_is_bounded():
+  graders = Scripted('ok 1')
+  verifier = repair.Verifier(graders, capacity=1)
+  for source in (ORIGINAL, FAULTY, ORIGINAL):
+    await verifier.run(a_check(source))
+  assert graders.calls == 3
+
+
+async def test_cancelled_waiter_does_not_cancel_the_check_of_others():
+  verifier = repair.Verifier(Scripted('ok 1'))
+  first = asyncio.create_task(verifier.run(a_check()))
+  second = asyncio.create_task(verifier.run(a_check()))
+  await asyncio.sleep(0)
+  first.cancel()
+  assert await second == ('ok 1',)
+
+
+# The build.
+
+
+@pytest.fixture
+def small_catalogue(monkeypatch):
+  names = (
+    'bisect.insort_left',
+    'bisect.insort_right',
+    'pydoc.cram',
+    'operator.indexOf',
+  )
+  entries = {name: functions.catalogue()[name] for name in names}
+  monkeypatch.setattr(functions, 'catalogue', lambda: entries)
+
+
+async def test_build_gives_the_same_sound_table_twice(graders, small_catalogue):
+  ask = {'per_function': 3, 'heldout': 0.3, 'seed': 1}
+  rows, report = await build.build(graders, **ask)
+  again, _ = await build.build(graders, **ask)
+  assert rows == again
+  assert report.accepted == len(rows) > 6
+  assert sum(sum(kinds.values()) for kinds in report.kinds.values()) == len(rows)
+  assert {r.split for r in rows} == {'train', 'heldout'}
+  assert len({r.split for r in rows if r.module == 'bisect'}) == 1
+
+
+async def test_build_rejects_and_counts_a_verdict_that_wavers(small_catalogue):
+  rows, report = await build.build(
+    Scripted('ok 1', 'ok 2'), per_function=3, heldout=0.3, seed=1
+  )
+  assert rows == []
+  assert report.rejected_functions == {'the original wavers': 4}

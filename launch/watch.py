@@ -116,10 +116,11 @@ def _solve_rates(cfg: config.Config) -> list[str]:
   if len(evals) == 1:
     return said
   said.append(f'held-out solve rate at version {after["version"]}: {_rate(after)}')
-  difference, low, high = (
-    100 * x
-    for x in statistics.paired_interval(before['units'], after['units'], seed=cfg.seed)
-  )
+  try:
+    found = statistics.paired_interval(before['units'], after['units'], seed=cfg.seed)
+  except ValueError as e:  # a task without an outcome on one side
+    return [*said, f'paired difference: not computed: {e}']
+  difference, low, high = (100 * x for x in found)
   units = len(before['units'])
   said.append(
     f'paired difference: {difference:+.1f} points [{low:+.1f}, {high:+.1f}] '

@@ -91,6 +91,7 @@ class Model:
   head_dim: int = _f(64, 'H')
   rope_theta: float = _f(10_000.0, 'rotary base')
   norm_eps: float = _f(1e-6, 'RMS norm epsilon')
+  bigram: bool = _f(True, "add a projection of the previous token's embedding")
   attention_chunk: int = _f(128, 'queries attended at once in training')
   remat: bool = _f(False, 'recompute layers in the backward pass')
   unroll: bool = _f(True, 'unroll the loop over layers: faster on CPU')

@@ -125,7 +125,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How tokens are drawn. Filters run in this order: temperature, min-p, top-k, top-p."""
+  """How tokens are drawn. Order: temperature, min-p, top-k, top-p."""
 
   temperature: float = 1.0
   min_p: float = 0.0  # keep p >= min_p * p_max

@@ -2,10 +2,12 @@
 
 A record is a JSON header and raw little-endian arrays in one zstd frame:
 
-  b'S17\\x01' | xxh3-64 of the rest (8 bytes) | zstd(header length u32 | header | arrays)
+  b'S17\\x01' | xxh3-64 of the rest (8 bytes) | zstd(body)
+  body: header length u32 | header | arrays
 
-The header holds `meta` (JSON) and, per array, name, dtype and shape in order. Decoding
-checks the magic, the hash and every length, and raises ValueError on anything else.
+The header holds `meta` (JSON) and, per array, name, dtype and shape in order.
+Decoding checks the magic, the hash and every length, and raises ValueError on
+anything else.
 """
 
 from collections.abc import Mapping
@@ -22,6 +24,11 @@ from swe17 import types
 
 _MAGIC = b'S17\x01'
 _MAX_BYTES = 1 << 31
+_MAX_REQUEST = 1 << 26  # bytes of a sampler request, unpacked
+_MAX_SET = (1 << 16) - 1  # sizes travel in two bytes
+
+# What a header of the wrong shape raises on the way (RecursionError: nested too deep).
+_MALFORMED = (KeyError, TypeError, OverflowError, RecursionError)
 
 
 def encode(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -29,6 +36,8 @@ def encode(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   specs, bodies = [], []
   for name, array in arrays.items():
     array = np.ascontiguousarray(array)
+    if array.dtype.hasobject:
+      raise ValueError(f'array {name!r}: got dtype {array.dtype}, want plain numbers')
     little = array.astype(array.dtype.newbyteorder('<'), copy=False)
     specs.append([name, little.dtype.str, list(array.shape)])
     bodies.append(little.tobytes())
@@ -38,14 +47,20 @@ def encode(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   return _MAGIC + xxhash.xxh3_64_digest(body) + body
 
 
-def decode(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def decode(
+  data: bytes, limit: int = _MAX_BYTES
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Inverse of `encode`. ValueError if the bytes are not exactly one sound frame."""
   if data[:4] != _MAGIC:
     raise ValueError(f'not a swe17 record: got magic {data[:4]!r}, want {_MAGIC!r}')
   if xxhash.xxh3_64_digest(data[12:]) != data[4:12]:
     raise ValueError('record is corrupt: its xxh3 hash does not match its bytes')
   try:
-    raw = zstandard.ZstdDecompressor().decompress(data[12:], max_output_size=_MAX_BYTES)
+    # zstd would follow the size in the frame whatever it is told.
+    size = zstandard.frame_content_size(data[12:])
+    if not 0 <= size <= limit:
+      raise ValueError(f'record unpacks to {size} bytes, want a known size to {limit}')
+    raw = zstandard.ZstdDecompressor().decompress(data[12:])
     (n,) = struct.unpack_from('<I', raw)
     header = json.loads(raw[4 : 4 + n])
     arrays, at = {}, 4 + n
@@ -56,7 +71,7 @@ def decode(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(f'array {name!r} does not fit the record')
       arrays[name] = np.frombuffer(raw, dtype, count, at).reshape(shape).copy()
       at += count * dtype.itemsize
-  except (zstandard.ZstdError, struct.error, KeyError, TypeError) as e:
+  except (*_MALFORMED, zstandard.ZstdError, struct.error) as e:
     raise ValueError(f'record does not parse: {e}') from e
   if at != len(raw):
     raise ValueError(f'record has {len(raw) - at} bytes too many')
@@ -66,6 +81,8 @@ def decode(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def pack_kept(kept: types.KeptSets, token_T: np.ndarray) -> dict[str, np.ndarray]:
   """Kept sets as two narrow arrays; a set of one is its token and stores no id."""
   size_T = kept.size_T
+  if size_T.max(initial=0) > _MAX_SET:
+    raise ValueError(f'a kept set holds {size_T.max()} ids, want at most {_MAX_SET}')
   wide = np.repeat(size_T > 1, size_T)
   ids = kept.ids[wide]
   lone = kept.ids[kept.offset_T1[:-1][size_T == 1]]
@@ -102,7 +119,7 @@ def group_to_bytes(group: types.Group) -> bytes:
   arrays: dict[str, np.ndarray] = {}
   episodes = []
   for i, episode in enumerate(group.episodes):
-    row = dataclasses.asdict(dataclasses.replace(episode, segments=()))
+    row: dict[str, Any] = dataclasses.asdict(dataclasses.replace(episode, segments=()))
     row['segments'] = len(episode.segments)
     episodes.append(row)
     for j, segment in enumerate(episode.segments):
@@ -123,10 +140,11 @@ def bytes_to_group(data: bytes) -> types.Group:
     episodes = []
     for i, row in enumerate(meta['episodes']):
       segments = [_segment(arrays, f'{i}.{j}.') for j in range(row['segments'])]
-      row = {**row, 'segments': tuple(segments)}
-      row['outcome'] = types.Outcome(**row['outcome'])
-      episodes.append(types.Episode(**row))
-    return types.Group(**{**meta, 'episodes': tuple(episodes)})
+      fields: dict[str, Any] = {**row, 'segments': tuple(segments)}
+      fields['outcome'] = types.Outcome(**row['outcome'])
+      episodes.append(types.Episode(**fields))
+    fields = {**meta, 'episodes': tuple(episodes)}
+    return types.Group(**fields)
   except (KeyError, TypeError) as e:
     raise ValueError(f'not a group record: {e!r}') from e
 
@@ -143,14 +161,14 @@ def _segment(arrays: Mapping[str, np.ndarray], at: str) -> types.Segment:
 
 def request_to_bytes(request: types.GenerateRequest) -> bytes:
   """A sampler request as one record."""
-  meta = dataclasses.asdict(dataclasses.replace(request, token_T=None))
+  meta = dataclasses.asdict(request)
   del meta['token_T']
   return encode(meta, {'token': request.token_T})
 
 
 def bytes_to_request(data: bytes) -> types.GenerateRequest:
   """Inverse of `request_to_bytes`. ValueError on anything malformed."""
-  meta, arrays = decode(data)
+  meta, arrays = decode(data, _MAX_REQUEST)
   try:
     meta['sampling'] = types.Sampling(**meta['sampling'])
     meta['stop_ids'] = tuple(meta['stop_ids'])

@@ -669,3 +669,15 @@ async def test_bad_check_is_refused_by_name(fields, word):
   good = {'module': 'bisect', 'function': 'f', 'source': '', 'cases': ('()',)}
   with pytest.raises(ValueError, match=f'check.{word}'):
     grader.Check(**{**good, **fields})
+
+
+async def test_closing_while_checks_run_and_wait_ends_them_as_infrastructure(backend):
+  source = 'def bisect_left(a, x):\n  while True:\n    pass\n'
+  slow = grader.Check('bisect', 'bisect_left', source, LISTS[:1])
+  async with graders(backend, wall_seconds=20.0, cpu_seconds=20.0) as pool:
+    checks = [asyncio.ensure_future(pool.run(slow)) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    await asyncio.wait_for(pool.close(), 10)
+    for ended in await asyncio.gather(*checks, return_exceptions=True):
+      assert isinstance(ended, grader.GraderError)
+    assert pool.pids == ()

@@ -125,8 +125,13 @@ class _Worker:
       start_new_session=True,
     )
 
+  def kill(self) -> None:
+    """End what runs in the worker; who waits for its answer gets a fault."""
+    if self._process is not None:
+      sandbox.kill(self._process)
+
   async def stop(self) -> None:
-    """Kill the worker with all that is in it."""
+    """Kill the worker with all that is in it. Nobody may be reading its answer."""
     process, self._process = self._process, None
     if process is not None:
       assert process.stdin is not None
@@ -204,6 +209,10 @@ class Graders:
     """Kill all workers; checks that run end in GraderError."""
     self._open = False
     for worker in self._workers:
+      worker.kill()
+    for _ in self._workers:
+      # Once its check has ended: two must not read from one pipe.
+      worker = await self._idle.get()
       await worker.stop()
     self._workers = []
     self._idle = asyncio.Queue()

@@ -1,12 +1,13 @@
 """From groups to a batch: rewards, advantages, and packed rows. Host side, numpy.
 
 A group's rewards are shaped here, from raw outcomes; its baseline is over episodes,
-never rows. Segments are packed first-fit, longest first, into rows of a fixed length, so
-that one compiled shape serves every step.
+never rows. Segments are packed first-fit, longest first, into rows of a fixed length,
+so that one compiled shape serves every step.
 """
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +29,8 @@ class Assembled:
   """What a step trains on, and what the groups said."""
 
   items: tuple[Item, ...]
-  denominator_episodes: (
-    int  # valid episodes (masked ones included) of groups that train
-  )
+  # Valid episodes, masked ones included, of the groups that train.
+  denominator_episodes: int
   trained: tuple[str, ...]  # group ids with signal
   no_signal: tuple[str, ...]
   too_small: tuple[str, ...]  # fewer than 2 valid members
@@ -58,11 +58,20 @@ def assemble(groups: Sequence[types.Group], cfg: config.Loss) -> Assembled:
       continue
     length_G = np.array([lengths(e) for e in members], np.float64)
     adv_G = advantage.advantages(reward_G, length_G, baseline)
+    mine = [
+      Item(segment, float(adv))
+      for episode, adv in zip(members, adv_G, strict=True)
+      if episode.status == 'valid'
+      for segment in episode.segments
+      if segment.mask_T[1:].any()
+    ]
+    # What differs may be masked, or without a token: then the loss would be 0.
+    if not any(item.adv for item in mine):
+      no_signal.append(group.id)
+      continue
     trained.append(group.id)
     count += len(members)
-    for episode, adv in zip(members, adv_G, strict=True):
-      if episode.status == 'valid':
-        items += [Item(segment, float(adv)) for segment in episode.segments]
+    items += mine
   return Assembled(
     tuple(items), count, tuple(trained), tuple(no_signal), tuple(too_small)
   )
@@ -149,13 +158,11 @@ def fill(
       a['temperature'][r, to] = np.where(mask, segment.temperature_T[1:], 1.0)
       kept[r, to] = padded_sets(segment.kept, max(K, 1))[1:]
       at += n
-  shaped = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
-  return st.Batch(
-    **shaped,
-    kept_ids_MBTK=kept.reshape(M, B, T, -1),
-    micro=np.int32(-(-len(rows) // B)),
-    denominator=np.float32(denominator),
-  )
+  fields: dict[str, Any] = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
+  fields['kept_ids_MBTK'] = kept.reshape(M, B, T, -1)
+  fields['micro'] = np.int32(-(-len(rows) // B))
+  fields['denominator'] = np.float32(denominator)
+  return st.Batch(**fields)
 
 
 def padded_sets(kept: types.KeptSets, K: int) -> np.ndarray:

@@ -37,6 +37,8 @@ def refuse(
     return 'a valid episode without an outcome'
   for segment in episode.segments:
     mask_T = segment.mask_T
+    if any(x.shape != segment.token_T.shape for x in _per_token(segment)):
+      return 'the arrays of a segment differ in length'
     logp_T = segment.mu_logp_T[mask_T]
     if not np.all((logp_T <= 1e-6) & (logp_T > -np.inf)):
       return 'a log-probability is missing, not finite or positive'
@@ -49,14 +51,20 @@ def refuse(
     version_T = segment.version_T[mask_T]
     if not np.all((version_T >= 0) & (version_T <= newest)):
       return f'a token claims a weight version outside 0..{newest}'
+    if not np.all((segment.kept.ids >= 0) & (segment.kept.ids < vocab)):
+      return 'a kept id is outside the vocabulary'
     reason = _refuse_sets(segment, truncates)
     if reason:
       return reason
   return None
 
 
+def _per_token(segment: types.Segment) -> list[np.ndarray]:
+  return [array for name, array in vars(segment).items() if name != 'kept']
+
+
 def _refuse_sets(segment: types.Segment, truncates: bool) -> str | None:
-  """Kept sets belong to sampled tokens, one each where filters are on, and hold them."""
+  """Kept sets belong to sampled tokens, one each under filters, and hold them."""
   size_T, mask_T = segment.kept.size_T, segment.mask_T
   if size_T.shape != mask_T.shape or np.any(size_T[~mask_T] > 0):
     return 'kept sets do not match the sampled tokens'

@@ -26,10 +26,13 @@ class Checkpoints:
     folder = (pathlib.Path(run_dir) / 'checkpoints').absolute()
     self._manager = ocp.CheckpointManager(folder, options=options)
 
-  def save(self, step: int, state: st.State, extra: Mapping[str, Any]) -> None:
-    """Commits `state` and JSON-able `extra` as `step`; returns once it is on disk."""
+  def save(self, step: int, state: st.State, extra: Mapping[str, Any]) -> bool:
+    """Commits `state` and JSON-able `extra` as `step`; returns once it is on disk.
+
+    False, and nothing done, if there is a checkpoint of `step`: its `extra` stays.
+    """
     if step in self._manager.all_steps():
-      return
+      return False
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -37,6 +40,7 @@ class Checkpoints:
       ),
     )
     self._manager.wait_until_finished()
+    return True
 
   def latest(self) -> int | None:
     """The newest complete step."""

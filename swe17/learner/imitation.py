@@ -1,8 +1,9 @@
-"""The warm start: cross-entropy on episodes of a scripted agent, through the same batch.
+"""The warm start: cross-entropy on a scripted agent's episodes, through the same batch.
 
-The episodes come as groups through a store of their own, written by the rollout process;
-the state after the last step is weight version 0. Tokens that the agent did not write
-(prompt, code, results) count with a small weight: reading code helps to copy it.
+The episodes come as groups through a store of their own, written by the rollout
+process; the state after the last step is weight version 0. Tokens that the agent did
+not write (prompt, code, results) count with a small weight: reading code helps to copy
+it.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,8 +68,9 @@ class Episodes:
 
 def schedule(cfg: config.Imitation) -> optax.Schedule:
   """Warm-up over a tenth of the steps, then cosine decay to a tenth of the peak."""
+  warmup = max(1, cfg.steps // 10)
   return optax.warmup_cosine_decay_schedule(
-    0.0, cfg.lr, max(1, cfg.steps // 10), cfg.steps, cfg.lr / 10
+    0.0, cfg.lr, warmup, max(cfg.steps, warmup + 1), cfg.lr / 10
   )
 
 

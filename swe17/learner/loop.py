@@ -2,11 +2,12 @@
 
   imitate -> version 0 -> [take a batch -> update -> publish -> record]*
 
-The store is all it talks to. A version is published every `sync.publish_every` steps with
-the plan: what samplers and rollouts must know. SIGTERM ends it between two steps, with a
-checkpoint.
+The store is all it talks to. A version is published every `sync.publish_every` steps
+with the plan: what samplers and rollouts must know. SIGTERM ends it between two steps,
+with a checkpoint.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import logging
@@ -20,6 +21,7 @@ import uuid
 
 import jax
 import numpy as np
+import optax
 
 from swe17 import config
 from swe17.agent import tokenizer
@@ -40,6 +42,8 @@ from swe17.store import kv
 from swe17.sync import apply, publisher
 
 _log = logging.getLogger(__name__)
+# (state, batch) -> (state, metrics), jitted
+Step = Callable[[st.State, st.Batch], tuple[st.State, dict[str, jax.Array]]]
 DEAD_BATCHES = 5  # batches in a row without any signal that stop the run
 
 
@@ -65,7 +69,7 @@ class Run:
   skipped: int = 0
   dead_batches: int = 0
   uncommitted: list[str] = dataclasses.field(default_factory=list)
-  imitated: bool = False
+  resumed: bool = False
 
   @property
   def step(self) -> int:
@@ -114,7 +118,7 @@ def _open(cfg: config.Config, stop: threading.Event) -> Run:
   )
 
 
-def _optimiser(cfg: config.Config):
+def _optimiser(cfg: config.Config) -> optax.GradientTransformationExtraArgs:
   return optimizer.make(cfg.optim, optimizer.schedule(cfg.optim))
 
 
@@ -122,6 +126,9 @@ def _begin(run_: Run, resume: bool) -> None:
   """Brings the state to where training starts: a checkpoint, or the warm start."""
   run_.status.set('starting', f'{p.count(run_.state.params):,} parameters')
   tx = _optimiser(run_.cfg)
+  newest = publisher.latest(run_.store) if resume else None
+  run_.version = -1 if newest is None else newest
+  run_.step_of = dict.fromkeys(range(run_.version + 1), 0)
   if resume and run_.checkpoints.latest() is not None:
     like = st.init(run_.state.params, tx)
     run_.state, extra = run_.checkpoints.restore(like)
@@ -129,8 +136,10 @@ def _begin(run_: Run, resume: bool) -> None:
     run_.buffer.dropped.update(extra['dropped'])
     run_.skipped = extra['skipped']
     run_.step_of = {int(v): s for v, s in extra['step_of'].items()}
-    newest = publisher.latest(run_.store)
-    run_.version = -1 if newest is None else newest
+    # Versions after the checkpoint are of steps that are lost: they count as its own.
+    for version in range(run_.version + 1):
+      run_.step_of.setdefault(version, run_.step)
+    run_.resumed = True
     run_.events.write('resume', text=f'learner resumed at step {run_.step}')
     return
   _imitate(run_)
@@ -146,6 +155,8 @@ def _imitate(run_: Run) -> None:
   episodes = imitation.Episodes(kv.open(cfg.store.rstrip('/') + '/imitation'), cfg.seed)
   run_.status.set('imitating', 'waiting for scripted episodes')
   episodes.wait(min(cfg.imitation.episodes, 500), run_.stop.is_set)
+  if run_.stop.is_set():
+    return
   begun = time.monotonic()
   for i, (state, metrics) in enumerate(imitation.run(run_.state, episodes, cfg), 1):
     run_.state = state
@@ -197,7 +208,7 @@ def _checkpoint(run_: Run) -> float:
   """Commits the state and cursors, then lets go of consumed groups. Seconds."""
   began = time.monotonic()
   below, rest = buffer.cursor(run_.buffer.consumed)
-  run_.checkpoints.save(
+  committed = run_.checkpoints.save(
     run_.step,
     run_.state,
     {
@@ -209,8 +220,9 @@ def _checkpoint(run_: Run) -> float:
       'step_of': {str(v): s for v, s in run_.step_of.items()},
     },
   )
-  group_store.discard(run_.store, run_.uncommitted)
-  run_.uncommitted = []
+  if committed:
+    group_store.discard(run_.store, run_.uncommitted)
+    run_.uncommitted = []
   return time.monotonic() - began
 
 
@@ -221,8 +233,8 @@ def _train(run_: Run) -> int:
     functools.partial(update.update, model=cfg.model, loss=cfg.loss, tx=tx),
     donate_argnums=0,
   )
-  resumed = run_.step if run_.step or run_.version > 0 else None
-  if resumed is not None:
+  resumed = run_.step if run_.resumed else None
+  if run_.resumed:
     # The base of the next delta is gone with the old process: publish a full snapshot.
     _publish(run_, apply.to_host(run_.state.params))
   began = time.monotonic()
@@ -262,11 +274,11 @@ def _take(run_: Run) -> buffer.Taken | None:
   return None
 
 
-def _one_step(run_: Run, step_fn, began: float) -> dict[str, Any] | None:
+def _one_step(run_: Run, step_fn: Step, began: float) -> dict[str, Any] | None:
   """One batch with signal, one update, one version, one row. None: told to stop."""
   cfg, start = run_.cfg, time.monotonic()
-  consumed, ages, dropped, items = [], [], 0, ()
-  while not items:
+  consumed, ages, dropped = [], [], 0
+  while True:
     taken = _take(run_)
     if taken is None:
       return None
@@ -275,14 +287,14 @@ def _one_step(run_: Run, step_fn, began: float) -> dict[str, Any] | None:
     consumed, ages = consumed + taken.groups, ages + taken.staleness
     dropped += len(taken.dropped)
     assembled = batching.assemble(consumed, cfg.loss)
-    items = assembled.items
-    if not items:
-      _no_signal(run_, assembled)
+    if assembled.items:
+      break
+    _no_signal(run_, assembled)
   waited = time.monotonic() - start
   run_.dead_batches = 0
   run_.status.set(
     'training',
-    f'step {run_.step + 1}/{cfg.steps}, updating on {len(items)} episodes',
+    f'step {run_.step + 1}/{cfg.steps}, updating on {len(assembled.items)} episodes',
     run_.step / cfg.steps,
   )
   values = summary.of_groups(consumed, ages, cfg.sampler.top_k)
@@ -294,7 +306,7 @@ def _one_step(run_: Run, step_fn, began: float) -> dict[str, Any] | None:
   host, metrics = apply.to_host(run_.state.params), jax.device_get(metrics)
   updated = time.monotonic() - updating
   run_.skipped += int(metrics['skipped_steps'])
-  if metrics['skipped_steps'] and cfg.optim.on_nonfinite == 'stop':
+  if not np.isfinite(metrics['grad_norm']) and cfg.optim.on_nonfinite == 'stop':
     raise Dead(
       f'step {run_.step}: the gradient is not finite (optim.on_nonfinite=stop)'
     )
@@ -348,7 +360,8 @@ def _batch(run_: Run, assembled: batching.Assembled) -> st.Batch:
     cfg=cfg.batch,
     K=cfg.sampler.top_k if cfg.sampler.sampling.truncates else 1,
     denominator=cfg.agent.max_context * assembled.denominator_episodes,
-    version=run_.version,
+    # With several steps a version, the learner may be ahead of the newest one.
+    version=run_.version if run_.step_of[run_.version] == run_.step else -1,
   )
 
 
@@ -373,6 +386,6 @@ def _of_update(
   """The update's metrics under their recorded names; a mean over nothing is None."""
   got = {k: float(v) if np.isfinite(v) else None for k, v in metrics.items()}
   got['skipped_steps'] = run_.skipped
-  got['lr'] = float(optimizer.schedule(run_.cfg.optim)(run_.step - 1))
+  got['lr'] = float(np.asarray(optimizer.schedule(run_.cfg.optim)(run_.step - 1)))
   got['kept_mass_count'] = got['trained_tokens']
   return {k: v for k, v in got.items() if k in records.NAMES and k not in values}

@@ -10,6 +10,7 @@ because optax's own rule would give the embedding to Muon and stacked weights to
 parameter that the table does not name stops the run.
 """
 
+from collections.abc import Sequence
 import math
 
 import jax
@@ -24,6 +25,7 @@ ADAMW = 'adamw'
 # Axis 0 is the layer: every layer is its own matrix. Q, K and V are never fused.
 TABLE: dict[str, Muon | str] = {
   'embed_VD': ADAMW,
+  'prev_DD': Muon(reduction_axis=0, output_axis=1),
   'norm_D': ADAMW,
   'layers/attn_norm_ND': ADAMW,
   'layers/mlp_norm_ND': ADAMW,
@@ -79,6 +81,7 @@ def make(
   def match_rms(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
     def scale(path: tuple, x: jax.Array) -> jax.Array:
       row = _row(path)
+      assert isinstance(row, Muon), name(path)
       fan = max(_size(x, row.reduction_axis), _size(x, row.output_axis))
       return x * (cfg.consistent_rms * math.sqrt(fan))
 
@@ -102,7 +105,7 @@ def make(
   return optax.partition({'muon': muon, 'adamw': adamw}, labels)
 
 
-def _size(x: jax.Array, axes: int | tuple[int, ...]) -> int:
+def _size(x: jax.Array, axes: int | Sequence[int]) -> int:
   axes = (axes,) if isinstance(axes, int) else axes
   return math.prod(x.shape[a] for a in axes)
 

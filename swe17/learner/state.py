@@ -21,6 +21,8 @@ class State:
 class Batch:
   """Packed rows in micro-batches: every array starts with [M micro-batches, B rows].
 
+  On the host, before a jitted step takes it, the arrays are numpy's.
+
   Entry t speaks of the prediction made at input token t, that is of token t + 1 of the
   episode. Unused rows and micro-batches are all padding (segment 0, mask False).
 
@@ -55,4 +57,5 @@ class Batch:
 
 def init(params: p.Params, tx: optax.GradientTransformation) -> State:
   """State before the first step."""
-  return State(params=params, opt=tx.init(params), step=jnp.zeros((), jnp.int32))
+  tree: p.Tree = params
+  return State(params=params, opt=tx.init(tree), step=jnp.zeros((), jnp.int32))

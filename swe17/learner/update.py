@@ -8,8 +8,9 @@ micro-batches are summed, then divided once by the batch's one denominator.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 from flax import struct
 import jax
@@ -60,7 +61,7 @@ def policy_loss_fn(
   loss = policy_loss.reinforce_tis(
     scores.logp_BT, micro.mu_logp_MBT, micro.adv_MBT, mask, cap=cfg.tis_cap
   )
-  # A recorded set of one is a token without signal; no set at all is a whole vocabulary.
+  # A recorded set of one is a token without signal; no set is a whole vocabulary.
   size_BT = jnp.sum(micro.kept_ids_MBTK >= 0, axis=-1)
   fresh_BT = mask & micro.fresh_MBT
   same = divergence.sums(
@@ -105,7 +106,7 @@ def accumulate(
   arrays = {k: v for k, v in vars(batch).items() if k not in ('micro', 'denominator')}
 
   def one(i: jax.Array) -> tuple[jax.Array, Any, p.Params]:
-    micro = batch.replace(**{k: v[i] for k, v in arrays.items()})
+    micro = dataclasses.replace(batch, **{k: v[i] for k, v in arrays.items()})
     (loss, pieces), grad = jax.value_and_grad(loss_fn, has_aux=True)(params, micro)
     return loss, pieces, grad
 
@@ -119,14 +120,19 @@ def accumulate(
 
 
 def apply_gradient(
-  state: st.State, grad: p.Params, tx: optax.GradientTransformation
+  state: st.State, grad: p.Tree, tx: optax.GradientTransformation
 ) -> tuple[st.State, dict[str, jax.Array]]:
-  """One optimiser step; a gradient with a non-finite element changes nothing."""
-  norm = optax.global_norm(grad)
-  ok = jnp.isfinite(norm)
-  updates, opt = tx.update(grad, state.opt, state.params)
-  stepped = st.State(optax.apply_updates(state.params, updates), opt, state.step + 1)
-  keep = state.replace(step=state.step + 1)
+  """One optimiser step; a gradient that is zero or not finite changes nothing.
+
+  Momentum would move the weights where no trained token asks for it.
+  """
+  norm = optax.tree.norm(grad)
+  ok = jnp.isfinite(norm) & (norm > 0)
+  params: p.Tree = state.params
+  updates, opt = tx.update(grad, state.opt, params)
+  moved = cast(p.Params, optax.apply_updates(params, updates))
+  stepped = st.State(moved, opt, state.step + 1)
+  keep = dataclasses.replace(state, step=state.step + 1)
   new = jax.tree.map(lambda a, b: jnp.where(ok, a, b), stepped, keep)
   return new, {
     'grad_norm': norm,
@@ -156,6 +162,7 @@ def update(
     'kept_entropy': pieces.kept_entropy / tokens,
     'kept_mass': pieces.kept_mass / tokens,
     'k3_same_version': pieces.k3_fresh / pieces.fresh,
+    'fresh_count': pieces.fresh,
     'trained_tokens': tokens,
   }
 

@@ -65,6 +65,8 @@ METRICS: tuple[Metric, ...] = (
   _m('k3', 'nats', 'mean of exp(d) - 1 - d', 'mismatch', _TOKENS),
   _m('k3_signal', 'nats', 'k3 where the set holds > 1 id', 'mismatch', 'signal_count'),
   _m('signal_count', 'tokens', 'sampled tokens whose set holds > 1 id', 'mismatch'),
+  _m('k3_same_version', 'nats', 'k3 at equal versions', 'mismatch', 'fresh_count'),
+  _m('fresh_count', 'tokens', 'trained tokens of the newest version', 'mismatch'),
   _m('ratio_mean', 'ratio', 'mean of exp(d)', 'mismatch', _TOKENS),
   _m('ratio_max', 'ratio', 'largest exp(d)', 'mismatch'),
   _m('ratio_outside', 'share', 'ratios outside [0.9, 1.1]', 'mismatch', _TOKENS),

@@ -13,8 +13,10 @@ from swe17 import config
 
 @struct.dataclass
 class Cache:
-  """`k[i]`, `v[i]`: float32 [B slots, C, S positions, H] of layer i."""
+  """`k[i]`, `v[i]`: float32 [B slots, C, S positions, H] of layer i; `token`: int32
+  [B, S], the ids that were fed, from which the bigram embedding reads."""
 
+  token: jax.Array
   k: tuple[jax.Array, ...]
   v: tuple[jax.Array, ...]
 
@@ -24,4 +26,4 @@ def init(cfg: config.Model, slots: int, length: int) -> Cache:
   shape = (slots, cfg.kv_heads, length, cfg.head_dim)
   k = tuple(jnp.zeros(shape) for _ in range(cfg.layers))
   v = tuple(jnp.zeros(shape) for _ in range(cfg.layers))
-  return Cache(k, v)
+  return Cache(jnp.zeros((slots, length), jnp.int32), k, v)

@@ -101,11 +101,15 @@ def _embed(table_VD: jax.Array, token_BT: jax.Array) -> jax.Array:
   return table_VD[token_BT]
 
 
-def _embed_fwd(table_VD: jax.Array, token_BT: jax.Array):
+def _embed_fwd(
+  table_VD: jax.Array, token_BT: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, int]]:
   return table_VD[token_BT], (token_BT, table_VD.shape[0])
 
 
-def _embed_bwd(saved, grad_BTD: jax.Array):
+def _embed_bwd(
+  saved: tuple[jax.Array, int], grad_BTD: jax.Array
+) -> tuple[jax.Array, None]:
   token_BT, V = saved
   onehot_XV = jax.nn.one_hot(token_BT.reshape(-1), V, dtype=grad_BTD.dtype)
   return onehot_XV.T @ grad_BTD.reshape(-1, grad_BTD.shape[-1]), None

@@ -6,12 +6,17 @@ initial scale of every leaf. Layers are stacked on N. The head is the embedding 
 
 import dataclasses
 import math
+from typing import Any
 
 from flax import struct
 import jax
 import jax.numpy as jnp
 
 from swe17 import config
+
+# A `Params` with something else at its leaves, or what optax makes of one: its own type
+# of trees leaves out registered dataclasses.
+Tree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +45,21 @@ class Layers:
 
 @struct.dataclass
 class Params:
-  """A tied transformer: embedding, layers, final norm."""
+  """A tied transformer: embedding, layers, final norm.
+
+  `prev_DD` (None where `model.bigram` is off) adds a projection of the previous token's
+  embedding to each token's. A head can then look for "the token after the last x" in
+  one layer, which otherwise takes two and many more tokens to form: what lets a model
+  this small learn to copy code in a minute.
+  """
 
   embed_VD: jax.Array
+  prev_DD: jax.Array | None
   layers: Layers
   norm_D: jax.Array
 
 
-def abstract(cfg: config.Model, vocab: int) -> Params:
+def abstract(cfg: config.Model, vocab: int) -> Tree:
   """The parameter tree with a `Leaf` at every leaf."""
   N, D, F = cfg.layers, cfg.width, cfg.ffn
   Q, C, H = cfg.heads, cfg.kv_heads, cfg.head_dim
@@ -55,11 +67,12 @@ def abstract(cfg: config.Model, vocab: int) -> Params:
   # Residual branches start small so that depth does not change the initial scale.
   out = 1 / math.sqrt(2 * N)
 
-  def leaf(shape: tuple[int, ...], axes: str, scale: float) -> Leaf:
+  def leaf(shape: tuple[int, ...], axes: str, scale: float) -> Any:
     return Leaf(shape, tuple(axes.split()), scale)
 
   return Params(
     embed_VD=leaf((vocab, D), 'vocab embed', fan_in),
+    prev_DD=leaf((D, D), 'embed embed', fan_in) if cfg.bigram else None,
     layers=Layers(
       attn_norm_ND=leaf((N, D), 'layer embed', 0),
       wq_NDQH=leaf((N, D, Q, H), 'layer embed heads head', fan_in),
@@ -75,7 +88,7 @@ def abstract(cfg: config.Model, vocab: int) -> Params:
   )
 
 
-def init(abstract: Params, key: jax.Array) -> Params:
+def init(abstract: Tree, key: jax.Array) -> Params:
   """Draws float32 initial values; every leaf from its own key."""
   leaves, tree = jax.tree.flatten(abstract)
   keys = jax.random.split(key, len(leaves))
@@ -97,6 +110,6 @@ def rounded(params: Params) -> Params:
   return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), params)
 
 
-def count(abstract: Params) -> int:
+def count(abstract: Tree) -> int:
   """Number of parameters."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract))

@@ -46,6 +46,16 @@ def _heads(x_BTD: jax.Array, w_DQH: jax.Array) -> jax.Array:
   return layers.project(x_BTD, w_DQH.reshape(D, Q * H)).reshape(*x_BTD.shape[:2], Q, H)
 
 
+def _embed(params: p.Params, token_BT: jax.Array, before_BT: jax.Array) -> jax.Array:
+  """Embeddings; with `prev_DD`, each also carries the token before it (-1: none)."""
+  x_BTD = layers.embed(params.embed_VD, token_BT)
+  if params.prev_DD is None:
+    return x_BTD
+  prev_BTD = layers.embed(params.embed_VD, jnp.maximum(before_BT, 0))
+  prev_BTD = layers.project(prev_BTD, params.prev_DD)
+  return x_BTD + jnp.where(before_BT[:, :, None] >= 0, prev_BTD, 0.0)
+
+
 def apply(
   params: p.Params,
   token_BT: jax.Array,
@@ -70,7 +80,8 @@ def apply(
   def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
     return block(layer, x_BTD, position_BT, attend, cfg), None
 
-  x_BTD = layers.embed(params.embed_VD, token_BT)
+  before_BT = jnp.roll(token_BT, 1, axis=1)
+  x_BTD = _embed(params, token_BT, jnp.where(position_BT > 0, before_BT, -1))
   x_BTD, _ = jax.lax.scan(
     jax.checkpoint(step) if cfg.remat else step,
     x_BTD,
@@ -104,7 +115,9 @@ def apply_cached(
   at_B1 = (jnp.arange(token_BT.shape[0]) if row_B is None else row_B)[:, None]
   S = cache.k[0].shape[2]
   mask_BTS = jnp.arange(S)[None, None, :] <= position_BT[:, :, None]
-  x_BTD = params.embed_VD[token_BT]
+  token_BS = cache.token.at[at_B1, position_BT].set(token_BT, mode='drop')
+  before_BT = token_BS[at_B1, jnp.maximum(position_BT - 1, 0)]
+  x_BTD = _embed(params, token_BT, jnp.where(position_BT > 0, before_BT, -1))
   for i in range(cfg.layers):
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, i: int = i) -> jax.Array:
@@ -116,7 +129,7 @@ def apply_cached(
     layer = jax.tree.map(lambda w, i=i: w[i], params.layers)
     x_BTD = block(layer, x_BTD, position_BT, attend, cfg)
   hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps)
-  return hidden_BTD, kv.Cache(tuple(ks), tuple(vs))
+  return hidden_BTD, kv.Cache(token_BS, tuple(ks), tuple(vs))
 
 
 def logits(params: p.Params, hidden_BTD: jax.Array) -> jax.Array:

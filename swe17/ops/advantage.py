@@ -4,8 +4,8 @@
 
 with L_i the trained tokens of episode i: "used since SWE-1.6" (SWE-2 post, Cognition,
 2026-09). Its property: sum_i L_i (R_i - b) = 0. Alternatives: `mean`, and
-`leave_one_out` (each against the mean of the others, RLOO, arXiv:2402.14740). No division
-by a standard deviation (Dr. GRPO, arXiv:2503.20783).
+`leave_one_out` (each against the mean of the others, RLOO, arXiv:2402.14740). No
+division by a standard deviation (Dr. GRPO, arXiv:2503.20783).
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """How far the learner's policy is from the one that sampled: sums, ready to be added.
 
 On sampled tokens, with d = logp - mu_logp (Schulman, "Approximating KL divergence"):
-k1 = -d, k2 = d^2 / 2, k3 = e^d - 1 - d. Everything here returns sums and maxima, so that
-micro-batches add up to exact batch statistics; `finish` turns them into means.
+k1 = -d, k2 = d^2 / 2, k3 = e^d - 1 - d. Everything here returns sums and maxima, so
+that micro-batches add up to exact batch statistics; `finish` turns them into means.
 """
 
 from flax import struct

@@ -4,7 +4,8 @@ Filters run on float32 logits in this order: temperature, min-p (keep p >= min_p
 top-k, then top-p on the probabilities renormalised over the survivors. Top-p keeps
 the smallest prefix, in descending order, whose mass reaches top_p: a token stays
 while the mass *before* it is below top_p. Ties break by token id. The set the draw
-comes from is the set that is recorded (SWE-1.7 post, Cognition, 2026-07; DESIGN.md 12.1).
+comes from is the set that is recorded (SWE-1.7 post, Cognition, 2026-07; DESIGN.md
+12.1).
 
 The vocabulary is never sorted: `lax.top_k` bounds the set first.
 """

@@ -2,8 +2,8 @@
 
   log q(a | S) = z_a / T - logsumexp_{j in S} z_j / T
 
-S is data, recorded by the sampler and never recomputed. The gradient with respect to the
-logits is (1[i = a] - q_i) / T inside S and 0 outside; a set of one gives exactly 0
+S is data, recorded by the sampler and never recomputed. The gradient with respect to
+the logits is (1[i = a] - q_i) / T inside S and 0 outside; a set of one gives exactly 0
 (SWE-1.7 post, Cognition, 2026-07). A token without a set is normalised over the
 whole vocabulary.
 """

@@ -2,13 +2,15 @@
 
 `reinforce_tis`, the default:
 
-  L = -1/Z sum_j A_j sum_t sg[min(w_jt, C)] log q(y_jt | S_jt),   w = exp(logp - mu_logp)
+  L = -1/Z sum_j A_j sum_t sg[min(w_jt, C)] log q(y_jt | S_jt)
+  w = exp(logp - mu_logp)
 
 with one denominator Z for the whole optimiser batch: T_max times the number of valid
-episodes of the groups that train (SWE-grep post, Cognition: constant T_max as in Dr. GRPO,
-arXiv:2503.20783; token-level truncated importance sampling with C = 2). Weights multiply
-the log-probability under stop_gradient. Inputs are masked before any non-linear function,
-so a value in a masked slot, NaN included, cannot reach loss or gradient.
+episodes of the groups that train (SWE-grep post, Cognition: constant T_max as in Dr.
+GRPO, arXiv:2503.20783; token-level truncated importance sampling with C = 2). Weights
+multiply the log-probability under stop_gradient. Inputs are masked before any
+non-linear function, so a value in a masked slot, NaN included, cannot reach loss or
+gradient.
 """
 
 import jax

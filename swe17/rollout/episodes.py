@@ -1,4 +1,4 @@
-"""What episodes need on this machine: sound tasks, graders, a tokeniser; and one episode.
+"""What episodes need on this machine (tasks, graders, a tokeniser), and one episode.
 
 Shared by training rollouts, evaluation and scripted episodes, so that all three run the
 same loop on the same environments.

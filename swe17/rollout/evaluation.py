@@ -1,4 +1,4 @@
-"""Evaluation: a fixed number of seeded episodes per task, as one record with intervals."""
+"""Evaluation: seeded episodes of every task, as one record with intervals."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

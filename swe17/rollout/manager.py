@@ -34,6 +34,7 @@ from swe17.sync import follower, manifest
 _log = logging.getLogger(__name__)
 _POLL = 0.1  # seconds between looks at the plan
 _LIST_AFTER = 20  # looks at the next manifest before all are listed
+_DISCOVER = 1.0  # seconds between looks at who serves
 _SPOILED = 2  # groups that infrastructure spoiled before their task is set aside
 
 
@@ -84,6 +85,8 @@ async def _run(cfg: config.Config) -> None:
     state = Rollout(cfg, store, world, route, says, events, uuid.uuid4().hex[:8])
     watch = asyncio.ensure_future(_watch_lag(state))
     stack.callback(watch.cancel)
+    find = asyncio.ensure_future(_watch_samplers(state))
+    stack.callback(find.cancel)
     events.write(
       'tasks',
       train=len(world.train),
@@ -108,7 +111,14 @@ async def _watch_lag(state: Rollout) -> None:
     state.lag = max(state.lag, loop.time() - due)
 
 
-# --- scripted episodes ---------------------------------------------------------------
+async def _watch_samplers(state: Rollout) -> None:
+  """Finds samplers that were started again while others served."""
+  while True:
+    await asyncio.sleep(_DISCOVER)
+    await state.router.discover()
+
+
+# --- scripted episodes ----------------------------------------------------------
 
 
 async def _scripted(state: Rollout) -> None:
@@ -140,7 +150,7 @@ async def _scripted(state: Rollout) -> None:
     )
 
 
-# --- groups ----------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------
 
 
 def _task(tasks: list[types.Task], seed: int, start: int) -> types.Task:
@@ -196,6 +206,15 @@ def _due(state: Rollout) -> int | None:
   return start
 
 
+def _done(state: Rollout) -> bool:
+  """Whether the learner has taken all steps that this start of the run asks for.
+
+  A run that is resumed for more steps begins with a plan that was the last one once.
+  """
+  assert state.plan is not None
+  return state.plan.plan['done'] and state.plan.plan['step'] >= state.cfg.steps
+
+
 async def _groups(state: Rollout) -> None:
   """Keeps groups running until the plan says that training is done."""
   cfg = state.cfg
@@ -206,7 +225,7 @@ async def _groups(state: Rollout) -> None:
   running: set[asyncio.Task[None]] = set()
   assert state.plan is not None
   try:
-    while not state.plan.plan['done']:
+    while not _done(state):
       await _next_plan(state)
       while len(running) < at_once and (start := _due(state)) is not None:
         state.issued.add(start)
@@ -231,28 +250,36 @@ async def _finished(
 
 
 async def _group(state: Rollout, start: int) -> None:
-  """Runs the group of a start index; again, a few times, if infrastructure spoils it."""
+  """Runs the group of a start index; again, a few times, if it is spoiled."""
   cfg = state.cfg
   sound = [t for t in state.world.train if state.spoiled.get(t.id, 0) < _SPOILED]
   task = _task(sound or state.world.train, cfg.seed, start)
-  for attempt in range(cfg.rollout.retries + 1):
-    group_id = f'{start:08d}-{state.attempt}.{attempt}'
-    members = await asyncio.gather(
-      *(_member(state, task, group_id, m) for m in range(cfg.rollout.group_size))
-    )
-    valid = [e for e in members if e.status != 'invalid']
-    if len(valid) >= 2:
-      break
-    reasons = {e.outcome.reason for e in members}
+  attempt = 0
+  group = await _attempt(state, task, start, attempt)
+  while len([e for e in group.episodes if e.status != 'invalid']) < 2:
+    reasons = sorted({e.outcome.reason for e in group.episodes})
     state.events.write(
-      'warning', text=f'group {group_id} ({task.id}) spoiled: {sorted(reasons)[:3]}'
+      'warning', text=f'group {group.id} ({task.id}) spoiled: {reasons[:3]}'
     )
-  else:
-    state.spoiled[task.id] = state.spoiled.get(task.id, 0) + 1
+    if attempt == cfg.rollout.retries:
+      state.spoiled[task.id] = state.spoiled.get(task.id, 0) + 1
+      break
+    attempt += 1
+    group = await _attempt(state, task, start, attempt)
   lag, state.lag = state.lag, 0.0
-  group = types.Group(group_id, start, task.id, task.unit, tuple(members), lag)
+  group = dataclasses.replace(group, loop_lag=lag)
   await asyncio.to_thread(group_store.append, state.store, group)
   _keep_to_read(state, group)
+
+
+async def _attempt(
+  state: Rollout, task: types.Task, start: int, attempt: int
+) -> types.Group:
+  group_id = f'{start:08d}-{state.attempt}.{attempt}'
+  members = await asyncio.gather(
+    *(_member(state, task, group_id, m) for m in range(state.cfg.rollout.group_size))
+  )
+  return types.Group(group_id, start, task.id, task.unit, tuple(members))
 
 
 async def _member(
@@ -276,17 +303,21 @@ def _keep_to_read(state: Rollout, group: types.Group) -> None:
   (folder / f'{group.start:08d}.md').write_text(text, encoding='utf-8')
 
 
-# --- evaluation --------------------------------------------------------------------------
+# --- evaluation -----------------------------------------------------------------
 
 
 async def _evaluate(state: Rollout, label: str) -> None:
-  """Evaluates the plan's version on the held-out tasks, unless a record is there."""
+  """Evaluates the plan's version on the held-out tasks, unless a record is there.
+
+  An `after` of an earlier version does not count: the run was resumed for more steps.
+  """
   assert state.plan is not None
   cfg, version = state.cfg, state.plan.version
   folder = pathlib.Path(cfg.run_dir) / 'evals'
   folder.mkdir(exist_ok=True)
   path = folder / f'{label}.json'
-  if path.exists():
+  old = json.loads(path.read_bytes()) if path.exists() else None
+  if old is not None and (label == 'before' or old['version'] == version):
     return
 
   async def generate(request: types.GenerateRequest) -> types.GenerateResult:

@@ -1,8 +1,9 @@
 """Sends an episode's turns to samplers: affinity first, another one when one dies.
 
-A session stays with the sampler that holds its KV cache. When a request fails, the same
-tokens go to another sampler, which prefills them anew: a dead sampler costs a prefill,
-not a trajectory. Samplers are found in the store (samplers/<i>.json) and may come and go.
+A session stays with the sampler that holds its KV cache. When a request fails, the
+same tokens go to another sampler, which prefills them anew: a dead sampler costs a
+prefill, not a trajectory. Samplers are found in the store (samplers/<i>.json) and may
+come and go.
 """
 
 import asyncio
@@ -15,20 +16,24 @@ from swe17 import types, wire
 from swe17.store import kv
 
 _log = logging.getLogger(__name__)
-_PATIENCE = 60.0  # seconds a request waits for any sampler to answer
-_PAUSE = 0.5  # seconds between looks while none does
+_HEALTH = 2.0  # seconds for an answer to /health
+_PAUSE = 0.5  # seconds between looks while nobody can be asked
 
 
 class Router:
   """Usable as an episode's `generate`. Open it inside a running event loop."""
 
-  def __init__(self, store: kv.Store, *, seconds: float):
-    """`seconds` bounds one request to one sampler."""
-    self._store, self._seconds = store, seconds
+  def __init__(self, store: kv.Store, *, seconds: float, patience: float = 60.0):
+    """Args:
+    store: where samplers register.
+    seconds: bounds one request to one sampler.
+    patience: seconds a request waits while there is no sampler that it could ask.
+    """
+    self._store, self._seconds, self._patience = store, seconds, patience
     self._slots: dict[str, int] = {}  # url -> slots
     self._load: dict[str, int] = {}  # url -> open requests and idle sessions
     self._home: dict[str, str] = {}  # session -> url
-    self._failed: set[str] = set()  # urls that failed and were not registered anew
+    self._failed: set[str] = set()  # urls that failed and have not been well since
     self._http: aiohttp.ClientSession | None = None
     self.rerouted = 0
 
@@ -42,16 +47,20 @@ class Router:
       await self._http.close()
 
   async def discover(self) -> int:
-    """Reads who is registered; how many may be asked."""
-    found: dict[str, int] = {}
-    for key in await asyncio.to_thread(self._store.list, 'samplers/'):
-      data = await asyncio.to_thread(self._store.read, key)
-      if data is not None:
-        entry = json.loads(data)
-        found[entry['url']] = entry['slots']
-    self._slots = found
-    self._failed &= set(found)
-    return len(set(found) - self._failed)
+    """Reads who is registered, asks those that failed how they are; how many serve.
+
+    Call it now and then: it finds samplers that were started again. While the store
+    does not answer, what was known stays.
+    """
+    try:
+      self._slots = await asyncio.to_thread(_registered, self._store)
+    except kv.StoreError as e:
+      _log.warning('who serves is not known anew: %s', e)
+    self._failed &= set(self._slots)
+    for url in sorted(self._failed):
+      if await self._healthy(url):
+        self._failed.discard(url)
+    return len(set(self._slots) - self._failed)
 
   def forget(self, session: str) -> None:
     """The session's episode has ended: its place counts no longer."""
@@ -67,23 +76,24 @@ class Router:
       ConnectionError: no sampler answered in time.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + _PATIENCE
-    body = wire.request_to_bytes(request)
-    while loop.time() < until:
+    until = loop.time() + self._patience
+    body, tried = wire.request_to_bytes(request), False
+    while True:
       url = self._place(request.session)
       if url is None:
-        await self.discover()
-        if not set(self._slots) - self._failed:
-          await asyncio.sleep(_PAUSE)
+        if loop.time() >= until:
+          raise ConnectionError(f'no sampler answered in {self._patience:g} s')
+        if not await self.discover() or tried:  # well, yet it failed: no tight loop
+          await asyncio.sleep(min(_PAUSE, self._patience))
         continue
       try:
         return await self._ask(url, body)
       except (aiohttp.ClientError, ConnectionError, TimeoutError) as e:
         _log.warning('sampler %s failed (%s: %s)', url, type(e).__name__, e)
+        tried = True
         self._failed.add(url)
         self.forget(request.session)
         self.rerouted += 1
-    raise ConnectionError(f'no sampler answered in {_PATIENCE:g} s')
 
   def _place(self, session: str) -> str | None:
     """The session's sampler, or the least loaded one for its size."""
@@ -108,4 +118,27 @@ class Router:
         raise ValueError(f'{url} refused the request: {data[:500]!r}')
       if response.status != 200:
         raise ConnectionError(f'HTTP {response.status}: {data[:200]!r}')
-    return wire.bytes_to_result(data)
+    try:
+      return wire.bytes_to_result(data)
+    except ValueError as e:
+      raise ConnectionError(f'{url} answered with a damaged record: {e}') from e
+
+  async def _healthy(self, url: str) -> bool:
+    assert self._http is not None, 'open() comes first'
+    try:
+      timeout = aiohttp.ClientTimeout(total=_HEALTH)
+      async with self._http.get(url + '/health', timeout=timeout) as response:
+        return response.status == 200
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+      return False
+
+
+def _registered(store: kv.Store) -> dict[str, int]:
+  """{url: slots} of every sampler in the store."""
+  found: dict[str, int] = {}
+  for key in store.list('samplers/'):
+    data = store.read(key)
+    if data is not None:
+      entry = json.loads(data)
+      found[entry['url']] = entry['slots']
+  return found

@@ -6,6 +6,7 @@ cache). A token's key is its session's key with the token's position folded in, 
 is drawn does not depend on which other sequences share the batch.
 """
 
+import dataclasses
 import functools
 
 from flax import struct
@@ -83,8 +84,8 @@ def decode(
     steps: decode steps in this dispatch.
 
   Returns:
-    The cache, the slots after it, and the draws with a leading [steps] axis. Entry i of a
-    slot is real while the slot was still busy before step i.
+    The cache, the slots after it, and the draws with a leading [steps] axis. Entry i
+    of a slot is real while the slot was still busy before step i.
   """
   S = cache.k[0].shape[2]
 
@@ -108,7 +109,8 @@ def decode(
     )
     stopped_B = draw.token_B == s.stop_B
     left_B = jnp.where(busy_B & ~stopped_B, s.left_B - 1, 0)
-    s = s.replace(
+    s = dataclasses.replace(
+      s,
       token_B=jnp.where(busy_B, draw.token_B, s.token_B),
       position_B=jnp.where(busy_B, s.position_B + 1, s.position_B),
       left_B=left_B,

@@ -2,9 +2,9 @@
 
 Fixed slots, continuous batching, prefill in chunks between decode dispatches. A
 session keeps its slot, and so its KV cache, between turns until another session
-needs it (least recently used goes first); then the next turn is prefilled anew. Weights are
-swapped between two dispatches; the cache stays, and every token records the version
-that drew it.
+needs it (least recently used goes first); then the next turn is prefilled anew.
+Weights are swapped between two dispatches; the cache stays, and every token records
+the version that drew it.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ import concurrent.futures
 import dataclasses
 import queue
 import threading
-import time
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from swe17 import config, types
 from swe17.model import cache as kv
 from swe17.model import params as p
-from swe17.sampler import decode
+from swe17.sampler import check, decode
 
 
 @dataclasses.dataclass
@@ -45,9 +44,14 @@ class Slot:
   job: Job | None = None
   used: int = 0  # tick of last use, for eviction
 
+  @property
+  def serving(self) -> Job:
+    assert self.job is not None, 'this slot serves nobody'
+    return self.job
+
 
 class Engine:
-  """Serves GenerateRequests until closed. Owns the cache and the weights it was given."""
+  """Serves requests until closed. Owns its cache, and the weights it is given."""
 
   def __init__(
     self,
@@ -69,16 +73,23 @@ class Engine:
     """
     self.version = version
     self.sampled = 0
-    self.compiled = 0
     self._params, self._model, self._cfg, self._length = params, model, cfg, length
     self._swap = swap
+    self._vocab = params.embed_VD.shape[0]
     self._K = cfg.top_k if cfg.sampling.truncates else 0
+    if cfg.sampling.truncates and self._K == 0:
+      raise ValueError(
+        f'sampler.top_k=0 with top_p={cfg.top_p}, min_p={cfg.min_p}: top_k bounds '
+        'the recorded set; set it (64 is usual)'
+      )
     self._prefill, self._decode = decode.jitted(model, self._K, cfg.decode_steps)
     self._cache = kv.init(model, cfg.slots, length)
     self._slots = [Slot() for _ in range(cfg.slots)]
     self._waiting: list[Job] = []
     self._inbox: queue.SimpleQueue[Job] = queue.SimpleQueue()
     self._wake, self._stop = threading.Event(), threading.Event()
+    self._door = threading.Lock()  # nobody comes in after the last was sent home
+    self._closed = False
     self._tick = 0
     self.error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
@@ -94,6 +105,8 @@ class Engine:
     self._wake.set()
     if self._thread.is_alive():
       self._thread.join(timeout=10)
+    else:
+      self._fail_all()
 
   def submit(self, request: types.GenerateRequest) -> concurrent.futures.Future:
     """Queues a request. Its future gives a GenerateResult or raises ValueError.
@@ -102,11 +115,12 @@ class Engine:
       ValueError: the request can never be served, with the field that is wrong.
       ConnectionError: the engine is stopping or has failed.
     """
-    check(request, self._cfg, self._length)
-    if self._stop.is_set() or self.error is not None:
-      raise ConnectionError(f'the sampler is stopping ({self.error!r})')
+    check.request(request, self._cfg, length=self._length, vocab=self._vocab)
     future: concurrent.futures.Future = concurrent.futures.Future()
-    self._inbox.put(Job(request, future))
+    with self._door:
+      if self._stop.is_set() or self._closed:
+        raise ConnectionError(f'the sampler is stopping ({self.error!r})')
+      self._inbox.put(Job(request, future))
     self._wake.set()
     return future
 
@@ -125,7 +139,7 @@ class Engine:
       self.error = e
       raise
     finally:
-      self._fail_all(ConnectionError(f'the sampler stopped ({self.error!r})'))
+      self._fail_all()
 
   def _cycle(self) -> bool:
     """One round: swap, admit, prefill a chunk, decode. False when there was no work."""
@@ -148,6 +162,8 @@ class Engine:
     """Gives waiting jobs their session's slot, or the least recently used idle one."""
     still = []
     for job in self._waiting:
+      if job.future.cancelled():
+        continue
       if job.request.min_version > self.version:
         still.append(job)
         continue
@@ -155,9 +171,15 @@ class Engine:
       if slot is None:
         still.append(job)
         continue
+      # From here on it cannot be cancelled: a slot's work always has a taker.
+      if not job.future.set_running_or_notify_cancel():
+        continue
       context = job.request.token_T.tolist()
       same = slot.session == job.request.session
-      slot.cached = slot.cached[: _common(slot.cached, context) if same else 0]
+      # A next turn extends what its session holds. Anything else (an evaluation that
+      # is run again, at other weights) begins anew.
+      if not same or context[: len(slot.cached)] != slot.cached:
+        slot.cached = []
       # At least the last token is fed again: its logits give the first draw.
       slot.cached = slot.cached[: len(context) - 1]
       slot.session, slot.job, slot.used = job.request.session, job, self._tick
@@ -173,11 +195,11 @@ class Engine:
 
   def _missing(self, slot: Slot) -> int:
     """Tokens of the context (drawn ones included) that the cache does not hold."""
-    job = slot.job
+    job = slot.serving
     return job.request.token_T.size + len(job.token) - len(slot.cached)
 
   def _prefill_chunk(self) -> None:
-    """Prefills up to one chunk of up to `prefill_rows` slots, all but the last token."""
+    """Prefills a chunk of up to `prefill_rows` slots, all but the last token."""
     need = [i for i, s in enumerate(self._slots) if s.job and self._missing(s) > 1]
     if not need:
       return
@@ -189,7 +211,7 @@ class Engine:
     for r, i in enumerate(sorted(need, key=lambda i: self._slots[i].used)[:R]):
       slot = self._slots[i]
       at = len(slot.cached)
-      part = slot.job.request.token_T[at:-1][:T]
+      part = slot.serving.request.token_T[at:-1][:T]
       token_BT[r, : part.size] = part
       position_BT[r, : part.size] = np.arange(at, at + part.size)
       row_B[r] = i
@@ -198,35 +220,36 @@ class Engine:
 
   def _decode_steps(self, ready: list[Slot]) -> None:
     """One decode dispatch; hands finished jobs back."""
-    slots = self._device_slots({id(slot) for slot in ready})
-    before_B = slots.left_B
-    self._cache, after, draws = self._decode(self._params, self._cache, slots)
+    before = self._host_slots({id(slot) for slot in ready})
+    self._cache, after, draws = self._decode(
+      self._params, self._cache, decode.Slots(**jax.device_put(before))
+    )
     token_TB, logp_TB, entropy_TB = map(
       np.asarray, (draws.token_B, draws.logp_B, draws.entropy_B)
     )
     kept_TBK = np.asarray(draws.kept_ids_BK)
     position_B = np.asarray(after.position_B)
     for b, slot in enumerate(self._slots):
-      if before_B[b] == 0:
+      if before['left_B'][b] == 0:
         continue
-      job = slot.job
-      n = int(position_B[b] - slots.position_B[b])
-      slot.cached += [int(slots.token_B[b]), *token_TB[: n - 1, b].tolist()]
+      job = slot.serving
+      n = int(position_B[b] - before['position_B'][b])
+      slot.cached += [int(before['token_B'][b]), *token_TB[: n - 1, b].tolist()]
       job.token += token_TB[:n, b].tolist()
       job.logp += logp_TB[:n, b].tolist()
       job.entropy += entropy_TB[:n, b].tolist()
       job.version += [self.version] * n
       job.kept += [np.sort(row[row >= 0]) for row in kept_TBK[:n, b]]
       self.sampled += n
-      stop = slots.stop_B[b]
+      stop = before['stop_B'][b]
       if job.token[-1] == stop or len(job.token) == job.request.max_new:
         slot.job, slot.used = None, self._tick
         job.future.set_result(
           result(job, 'stop' if job.token[-1] == stop else 'length')
         )
 
-  def _device_slots(self, ready: set[int]) -> decode.Slots:
-    """The slot arrays of a dispatch; slots that are not ready are idle."""
+  def _host_slots(self, ready: set[int]) -> dict[str, np.ndarray]:
+    """The fields of a dispatch's `Slots`; slots that are not ready are idle."""
     B = len(self._slots)
     a = {
       'token_B': np.zeros(B, np.int32),
@@ -242,7 +265,7 @@ class Engine:
     for b, slot in enumerate(self._slots):
       if id(slot) not in ready:
         continue
-      job, request = slot.job, slot.job.request
+      job, request = slot.serving, slot.serving.request
       s = request.sampling
       a['token_B'][b] = job.token[-1] if job.token else request.token_T[-1]
       a['position_B'][b] = len(slot.cached)
@@ -253,7 +276,7 @@ class Engine:
       a['top_p_B'][b] = s.top_p
       a['min_p_B'][b] = s.min_p
       a['top_k_B'][b] = s.top_k if s.top_k else max(self._K, 1)
-    return decode.Slots(**a)
+    return a
 
   def _warm_up(self) -> None:
     """Compiles both programs on idle slots, so that no request waits for it."""
@@ -266,12 +289,14 @@ class Engine:
       beyond_BT,
       np.zeros(R, np.int32),
     )
-    self._cache, _, _ = self._decode(
-      self._params, self._cache, self._device_slots(set())
-    )
+    idle = decode.Slots(**jax.device_put(self._host_slots(set())))
+    self._cache, _, _ = self._decode(self._params, self._cache, idle)
     jax.block_until_ready(self._cache)
 
-  def _fail_all(self, error: Exception) -> None:
+  def _fail_all(self) -> None:
+    with self._door:
+      self._closed = True
+    error = ConnectionError(f'the sampler stopped ({self.error!r})')
     while not self._inbox.empty():
       self._waiting.append(self._inbox.get())
     jobs = [slot.job for slot in self._slots if slot.job] + self._waiting
@@ -294,39 +319,3 @@ def result(job: Job, finish: str) -> types.GenerateResult:
     kept=types.KeptSets(offset_T1, np.concatenate(job.kept).astype(np.int32)),
     finish=finish,
   )
-
-
-def check(request: types.GenerateRequest, cfg: config.Sampler, length: int) -> None:
-  """Refuses a request that can never be served. ValueError names the field."""
-  s, n = request.sampling, request.token_T.size
-  if request.token_T.ndim != 1 or n == 0:
-    raise ValueError(f'token: got shape {request.token_T.shape}, want [T] with T > 0')
-  if request.max_new < 1 or n + request.max_new > length:
-    raise ValueError(
-      f'max_new: {n} context tokens + {request.max_new} new exceed the cache of {length}'
-    )
-  if len(request.stop_ids) > 1:
-    raise ValueError(f'stop_ids: got {len(request.stop_ids)}, want at most 1')
-  if s.temperature < 0 or not np.isfinite(s.temperature):
-    raise ValueError(f'temperature: got {s.temperature}, want >= 0')
-  if not 0 < s.top_p <= 1 or not 0 <= s.min_p < 1:
-    raise ValueError(f'top_p, min_p: got {s.top_p}, {s.min_p}, want (0, 1] and [0, 1)')
-  if s.truncates and not cfg.sampling.truncates:
-    raise ValueError('this sampler draws from the whole vocabulary: it records no sets')
-  if cfg.sampling.truncates and not s.truncates and s.temperature > 0:
-    raise ValueError('this sampler records kept sets: ask for top_p, top_k or min_p')
-  if not 0 <= s.top_k <= max(cfg.top_k, 0):
-    raise ValueError(f'top_k: got {s.top_k}, want at most sampler.top_k={cfg.top_k}')
-
-
-def _common(a: list[int], b: list[int]) -> int:
-  """Length of the common prefix."""
-  return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-
-def wait_idle(engine: Engine, seconds: float) -> bool:
-  """Waits until no request is open, at most `seconds`."""
-  until = time.monotonic() + seconds
-  while engine.busy and time.monotonic() < until:
-    time.sleep(0.01)
-  return engine.busy == 0

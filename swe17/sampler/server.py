@@ -3,9 +3,9 @@
   POST /generate   a wire request in, a wire result out (token in, token out)
   GET  /health     {"version", "busy", "sampled"}
 
-It never talks to the learner. A thread follows the weight manifests and stages new versions
-in host memory; the engine applies them in place between two dispatches. Its address is
-registered in the store under samplers/, where routers look.
+It never talks to the learner. A thread follows the weight manifests and stages new
+versions in host memory; the engine applies them in place between two dispatches. Its
+address is registered in the store under samplers/, where routers look.
 """
 
 import asyncio
@@ -115,6 +115,7 @@ def run(cfg: config.Config, index: int) -> int:
   events = records.EventLog(os.path.join(cfg.run_dir, f'sampler-{index}.jsonl'))
   weights = Weights(cfg, events)
   says.set('waiting', 'for weights')
+  kv.open(cfg.store).delete(_key(index))  # an earlier process's address
   abstract = p.abstract(cfg.model, tokenizer.load().vocab_size)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, 'float32'), abstract)
   version = weights.first(shapes, stopped)
@@ -156,13 +157,18 @@ async def _serve(
     'slots': cfg.sampler.slots,
   }
   store = kv.open(cfg.store)
-  await asyncio.to_thread(
-    store.write, f'samplers/{index}.json', json.dumps(where).encode()
-  )
+  await asyncio.to_thread(store.write, _key(index), json.dumps(where).encode())
   while not stopped.is_set() and serving.error is None:
     says.set('serving', f'version {serving.version}, {serving.busy} busy')
     await asyncio.sleep(0.1)
+  await asyncio.to_thread(store.delete, _key(index))
+  # Open requests are answered (503) before the connections close.
+  await asyncio.to_thread(serving.close)
   await runner.cleanup()
+
+
+def _key(index: int) -> str:
+  return f'samplers/{index}.json'
 
 
 def app(serving: engine.Engine) -> web.Application:

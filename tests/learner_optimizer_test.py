@@ -1,0 +1,204 @@
+"""Muon and AdamW against float64 references, and the table that assigns them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from swe17 import config
+from swe17.learner import optimizer
+from swe17.model import params as p
+from tests import fixtures
+
+CFG = config.Optim(lr=0.01, warmup=0)
+# Leaf name -> (axes of the matrix's rows, axes of its columns), axis 0 is the layer.
+MATRICES = {
+  'wq_NDQH': ((1,), (2, 3)),
+  'wk_NDCH': ((1,), (2, 3)),
+  'wv_NDCH': ((1,), (2, 3)),
+  'wo_NQHD': ((1, 2), (3,)),
+  'wg_NDF': ((1,), (2,)),
+  'wu_NDF': ((1,), (2,)),
+  'wd_NFD': ((1,), (2,)),
+  'prev_DD': ((0,), (1,)),  # one matrix, not a stack
+}
+
+
+def newton_schulz64(x: np.ndarray) -> np.ndarray:
+  """arXiv:2502.16982: five steps of the quintic from X = M / |M|_F."""
+  a, b, c = 3.4445, -4.7750, 2.0315
+  x = x / np.linalg.norm(x)
+  for _ in range(5):
+    s = x @ x.T
+    x = a * x + (b * s + c * s @ s) @ x
+  return x
+
+
+def muon64(grads: list[np.ndarray], cfg: config.Optim) -> np.ndarray:
+  """The update of one matrix after the last of `grads`, Nesterov as in optax."""
+  beta, m = cfg.muon_beta, np.zeros(grads[0].shape)
+  for t, g in enumerate(np.float64(grads), 1):
+    m = beta * m + (1 - beta) * g
+    ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+  scale = cfg.consistent_rms * np.sqrt(max(ahead.shape))
+  return -cfg.lr * scale * newton_schulz64(ahead)
+
+
+def adamw64(w: np.ndarray, grads: list[np.ndarray], cfg: config.Optim) -> np.ndarray:
+  """The update after the last of `grads`; `w` are the weights before it."""
+  m = v = 0.0
+  for t, g in enumerate(np.float64(grads), 1):
+    m = cfg.adam_b1 * m + (1 - cfg.adam_b1) * g
+    v = cfg.adam_b2 * v + (1 - cfg.adam_b2) * g**2
+    step = (m / (1 - cfg.adam_b1**t)) / (
+      np.sqrt(v / (1 - cfg.adam_b2**t)) + cfg.adam_eps
+    )
+  return -cfg.lr * (step + cfg.weight_decay * np.float64(w))
+
+
+def random_like(tree: p.Params, seed: int) -> p.Params:
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), tree)
+
+
+def make(cfg: config.Optim = CFG):
+  tx = optimizer.make(cfg, optimizer.schedule(cfg))
+  return tx, jax.jit(tx.update)
+
+
+TX, UPDATE = make()
+PARAMS = fixtures.params()
+GRADS = [random_like(PARAMS, i) for i in range(3)]
+
+
+def steps(grads, update=UPDATE, tx=TX, params=PARAMS) -> p.Params:
+  """The update after the last of `grads`, weights held still."""
+  state = tx.init(params)
+  for grad in grads:
+    updates, state = update(grad, state, params)
+  return updates
+
+
+def matrices(tree: p.Params, name: str) -> np.ndarray:
+  """A leaf as [N, rows, columns]."""
+  if name == 'prev_DD':
+    return np.asarray(tree.prev_DD)[None]
+  x, (rows, _) = np.asarray(getattr(tree.layers, name)), MATRICES[name]
+  return x.reshape(x.shape[0], np.prod([x.shape[i] for i in rows]), -1)
+
+
+def test_every_parameter_has_a_row_and_every_row_a_parameter():
+  paths = jax.tree_util.tree_leaves_with_path(PARAMS)
+  assert {optimizer.name(path) for path, _ in paths} == set(optimizer.TABLE)
+
+
+def test_embedding_and_norms_get_adamw_and_every_matrix_muon():
+  labels = optimizer.labels(PARAMS)
+  assert (labels.embed_VD, labels.norm_D) == ('adamw', 'adamw')
+  got = dataclasses.asdict(labels.layers) | {'prev_DD': labels.prev_DD}
+  assert {k for k, v in got.items() if v == 'muon'} == set(MATRICES)
+  assert {k for k, v in got.items() if v == 'adamw'} == {'attn_norm_ND', 'mlp_norm_ND'}
+
+
+def test_an_unknown_parameter_refuses_to_start_and_is_named():
+  with pytest.raises(ValueError, match="'layers/w_new' is not in the optimiser table"):
+    TX.init({'layers': {'w_new': jnp.ones((2, 3, 4))}})
+
+
+@pytest.mark.parametrize('name', MATRICES)
+def test_muon_equals_the_paper_in_float64_for_each_layer_of_a_stack(name):
+  # Gradients differ from step to step, shapes are tall (wo, wd) and wide (wq, wg).
+  got, given = matrices(steps(GRADS), name), [matrices(g, name) for g in GRADS]
+  for n in range(got.shape[0]):
+    want = muon64([g[n] for g in given], CFG)
+    np.testing.assert_allclose(got[n], want, atol=2e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize('name', MATRICES)
+def test_a_muon_update_has_a_flat_spectrum_and_the_rms_of_the_setting(name):
+  for matrix in matrices(steps(GRADS), name):
+    scale = CFG.lr * CFG.consistent_rms * np.sqrt(max(matrix.shape))
+    values = np.linalg.svd(matrix / scale, compute_uv=False)
+    assert values.max() < 1.25
+    # A square random matrix has singular values near 0, which 5 steps can't all lift.
+    square = matrix.shape[0] == matrix.shape[1]
+    assert (np.median(values) if square else values.min()) > 0.6
+    rms = np.sqrt((matrix**2).mean()) / (CFG.lr * CFG.consistent_rms)
+    assert 0.8 < rms < 1.15
+
+
+def test_a_rotated_problem_gives_the_rotated_update():
+  rng = np.random.default_rng(0)
+  D, F = GRADS[0].layers.wg_NDF.shape[1:]
+  u, v = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (D, F))
+
+  def turned(tree: p.Params) -> p.Params:
+    x = np.float32(u @ tree.layers.wg_NDF @ v.T)
+    return dataclasses.replace(tree, layers=dataclasses.replace(tree.layers, wg_NDF=x))
+
+  got = steps([turned(g) for g in GRADS]).layers.wg_NDF
+  want = u @ np.float64(steps(GRADS).layers.wg_NDF) @ v.T
+  np.testing.assert_allclose(got, want, atol=2e-4 * np.abs(want).max())
+
+
+def test_the_size_of_a_muon_update_does_not_depend_on_that_of_the_gradient():
+  small = [jax.tree.map(lambda g: g * np.float32(1e-4), g) for g in GRADS]
+  a, b = steps(GRADS).layers.wq_NDQH, steps(small).layers.wq_NDQH
+  np.testing.assert_allclose(a, b, atol=1e-3 * np.abs(a).max())
+
+
+def test_layers_of_a_stack_do_not_mix():
+  x = np.array(GRADS[0].layers.wd_NFD)
+  x[1] = 0
+  layers = dataclasses.replace(GRADS[0].layers, wd_NFD=x)
+  got = steps([dataclasses.replace(GRADS[0], layers=layers)]).layers.wd_NFD
+  assert not np.asarray(got[1]).any()
+  np.testing.assert_allclose(got[0], steps(GRADS[:1]).layers.wd_NFD[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize('path', ['embed_VD', 'norm_D', 'attn_norm_ND', 'mlp_norm_ND'])
+def test_the_rest_gets_true_adamw_in_float64(path):
+  def leaf(tree: p.Params) -> np.ndarray:
+    return getattr(tree if hasattr(tree, path) else tree.layers, path)
+
+  want = adamw64(leaf(PARAMS), [leaf(g) for g in GRADS], CFG)
+  np.testing.assert_allclose(leaf(steps(GRADS)), want, rtol=1e-4, atol=1e-9)
+
+
+def test_weight_decay_is_decoupled_and_acts_on_every_leaf():
+  cfg = dataclasses.replace(CFG, weight_decay=0.1)
+  tx, update = make(cfg)
+  got, plain = steps(GRADS, update, tx), steps(GRADS)
+  for a, b, w in zip(*map(fixtures.leaves, (got, plain, PARAMS)), strict=True):
+    np.testing.assert_allclose(a - b, -cfg.lr * 0.1 * w, atol=1e-6)
+
+
+def test_a_zero_gradient_leaves_the_weights_bit_equal():
+  zero = jax.tree.map(np.zeros_like, GRADS[0])
+  moved = optax.apply_updates(PARAMS, steps([zero, zero]))
+  assert fixtures.same_bits(moved, PARAMS)
+
+
+@pytest.mark.parametrize(
+  'warmup, want', [(0, [1, 1, 1, 1]), (1, [1, 1, 1, 1]), (4, [0.25, 0.5, 0.75, 1, 1])]
+)
+def test_the_learning_rate_rises_in_equal_steps_to_its_value(warmup, want):
+  fn = optimizer.schedule(dataclasses.replace(CFG, warmup=warmup))
+  got = [float(fn(i)) for i in range(len(want))]
+  np.testing.assert_allclose(got, 0.01 * np.array(want), rtol=1e-6)
+
+
+def test_the_schedule_scales_both_halves():
+  cfg = dataclasses.replace(CFG, warmup=2)
+  tx, update = make(cfg)
+  first, constant = steps(GRADS[:1], update, tx), steps(GRADS[:1])
+  for a, b in zip(fixtures.leaves(first), fixtures.leaves(constant), strict=True):
+    np.testing.assert_allclose(a, b / 2, rtol=1e-5)
+
+
+def test_rms_is_over_all_elements():
+  tree = {'a': jnp.full(3, 2.0), 'b': jnp.zeros((1, 1))}
+  assert float(optimizer.rms(tree)) == pytest.approx(np.sqrt(12 / 4))

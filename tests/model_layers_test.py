@@ -1,0 +1,133 @@
+"""The pieces of a layer, each against plain NumPy in float64."""
+
+import jax
+from jax import test_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swe17.model import layers
+from tests import fixtures
+
+B, T, Q, C, H = 2, 7, 4, 2, 6
+_packed = jax.jit(layers.packed_attention, static_argnames='chunk')
+_attention = jax.jit(layers.attention)
+_rotate = jax.jit(layers.rotate, static_argnums=2)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+  return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def attention64(q, k, v, mask) -> np.ndarray:
+  """q [B, T, Q, H], k and v [B, S, C, H], mask [B, T, S]; one query at a time."""
+  q, k, v = (np.float64(x) for x in (q, k, v))
+  out = np.zeros(q.shape)
+  for b, t, head in np.ndindex(q.shape[:3]):
+    c = head * k.shape[2] // q.shape[2]
+    at = np.flatnonzero(mask[b, t])
+    score = k[b, at, c] @ q[b, t, head] / np.sqrt(q.shape[-1])
+    out[b, t, head] = np.exp(score - fixtures.logsumexp64(score)) @ v[b, at, c]
+  return out
+
+
+def test_project_is_a_product_over_the_last_axis():
+  x, w = normal(B, T, 5), normal(5, 3)
+  np.testing.assert_allclose(layers.project(x, w), np.float64(x) @ w, atol=1e-5)
+
+
+def test_rms_norm_by_hand():
+  got = layers.rms_norm(jnp.float32([[[3.0, 4.0]]]), jnp.float32([1.0, 2.0]), 0.0)
+  np.testing.assert_allclose(got[0, 0], np.array([3, 8]) / np.sqrt(12.5), rtol=1e-6)
+
+
+def test_rms_norm_does_not_see_the_scale_of_its_input():
+  x, scale = normal(B, T, 8), normal(8)
+  one, two = (layers.rms_norm(x * f, scale, 0.0) for f in (1.0, 64.0))
+  np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_rms_norm_of_zeros_is_zero():
+  assert not np.asarray(layers.rms_norm(jnp.zeros((1, 1, 4)), jnp.ones(4), 1e-6)).any()
+
+
+def test_rotation_is_a_complex_product_of_half_split_pairs():
+  x, position = normal(B, T, Q, H), np.int32([[0, 1, 2, 17, 63, 5, 400]] * B)
+  turn = np.float64(x[..., : H // 2]) + 1j * x[..., H // 2 :]
+  angle = position[..., None, None] * 1e4 ** (-np.arange(H // 2) / (H // 2))
+  turn = turn * np.exp(1j * angle)
+  got = _rotate(x, position, 1e4)
+  want = np.concatenate([turn.real, turn.imag], -1)
+  np.testing.assert_allclose(got, want, atol=2e-4)
+  np.testing.assert_allclose(got[:, 0], x[:, 0], atol=0)  # position 0: the identity
+
+
+def test_scores_after_rotation_depend_on_the_distance_alone():
+  q, k = normal(1, 1, 1, H), normal(1, 1, 1, H, seed=1)
+
+  def score(i: int, j: int) -> float:
+    a = _rotate(q, np.int32([[i]]), 1e4)
+    b = _rotate(k, np.int32([[j]]), 1e4)
+    return float(jnp.sum(a * b))
+
+  assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
+  assert abs(score(7, 3) - score(3, 7)) > 1e-3
+
+
+def test_grouped_query_attention_equals_one_query_at_a_time():
+  q, k, v = normal(B, T, Q, H), normal(B, 9, C, H), normal(B, 9, C, H, seed=1)
+  mask = np.random.default_rng(0).random((B, T, 9)) < 0.5
+  mask[:, :, 0] = True
+  got = _attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
+  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
+
+
+def test_a_query_that_may_look_nowhere_gives_the_mean_and_finite_gradients():
+  q, k = normal(1, 1, Q, H), normal(1, C, 3, H)
+  mask = np.zeros((1, 1, 3), bool)
+  got = _attention(q, k, k, mask)
+  np.testing.assert_allclose(got[0, 0], np.repeat(k[0].mean(1), 2, 0), atol=1e-6)
+  grad = jax.grad(lambda q: _attention(q, k, k, mask).sum())(jnp.asarray(q))
+  assert np.isfinite(np.asarray(grad)).all()
+
+
+@pytest.mark.parametrize('chunk', [3, 100])
+def test_packed_attention_is_causal_within_segments_for_any_chunk(chunk):
+  q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
+  segment = np.int32([[1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 3, 3]])
+  causal = np.tril(np.ones((T, T), bool))
+  mask = causal & (segment[:, :, None] == segment[:, None])
+  got = _packed(q, k, v, segment, chunk=chunk)
+  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
+
+
+def test_swiglu_equals_float64():
+  x, wg, wu, wd = normal(B, T, 5), normal(5, 8), normal(5, 8, seed=1), normal(8, 5)
+  gate = np.float64(x) @ wg
+  want = (gate / (1 + np.exp(-gate)) * (np.float64(x) @ wu)) @ wd
+  np.testing.assert_allclose(layers.mlp(x, wg, wu, wd), want, atol=1e-4)
+
+
+def test_the_gradient_of_an_embedding_sums_over_repeated_ids():
+  table, grad = normal(6, 3), normal(2, 4, 3)
+  token = np.int32([[5, 0, 5, 5], [2, 0, 1, 5]])
+  out, pull = jax.vjp(lambda w: layers.embed(w, token), jnp.asarray(table))
+  np.testing.assert_array_equal(out, table[token])
+  want = np.zeros((6, 3))
+  np.add.at(want, token, np.float64(grad))
+  np.testing.assert_allclose(pull(jnp.asarray(grad))[0], want, atol=1e-5)
+
+
+def test_gradients_equal_finite_differences():
+  token = np.int32([[1, 1, 0]])
+  segment, position = np.int32([[1, 1, 2]]), np.int32([[0, 1, 0]])
+
+  @jax.jit
+  def fn(table, scale, wg, wd):
+    x = layers.rms_norm(layers.embed(table, token), scale, 1e-6)
+    q = layers.rotate(x.reshape(1, 3, 2, 2), position, 100.0)
+    o = layers.packed_attention(q, q[:, :, :1], q[:, :, 1:], segment, chunk=2)
+    return jnp.sum(jnp.square(layers.mlp(o.reshape(1, 3, 4), wg, wg, wd)))
+
+  args = (normal(2, 4), normal(4), normal(4, 3), normal(3, 4))
+  test_util.check_grads(fn, jax.tree.map(jnp.asarray, args), 1, ['rev'], 2e-2, 2e-2)

@@ -1,0 +1,230 @@
+"""One transformer for training and serving: parity, causality, isolation."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swe17.model import cache as kv
+from swe17.model import params as p
+from swe17.model import transformer
+from tests import fixtures
+
+CFG = fixtures.MODEL
+V = fixtures.VOCAB
+PARAMS = fixtures.params(sharp=2.0)
+T = 64
+
+
+@functools.partial(jax.jit, static_argnames='cfg')
+def logits(params, token_BT, position_BT, segment_BT, cfg=CFG) -> jax.Array:
+  hidden = transformer.apply(params, token_BT, position_BT, segment_BT, cfg=cfg)
+  return transformer.logits(params, hidden)
+
+
+_cached = jax.jit(functools.partial(transformer.apply_cached, cfg=CFG))
+
+
+def tokens(*shape: int, seed: int = 0) -> np.ndarray:
+  return np.random.default_rng(seed).integers(0, V, shape).astype(np.int32)
+
+
+def alone(token_T: np.ndarray) -> np.ndarray:
+  """Logits of one sequence in a row of its own, padded at the end to T."""
+  n = token_T.size
+  row = np.zeros((2, T), np.int32)
+  segment = np.zeros((2, T), np.int32)
+  row[0, :n], segment[0, :n] = token_T, 1
+  position = np.tile(np.arange(T, dtype=np.int32), (2, 1))
+  return np.asarray(logits(PARAMS, row, position, segment))[0, :n]
+
+
+def packed(*parts: tuple[int, np.ndarray]) -> tuple[np.ndarray, ...]:
+  """Rows [2, T] with each sequence at its offset of row 0: token, position, segment."""
+  token, position, segment = (np.zeros((2, T), np.int32) for _ in range(3))
+  for i, (at, ids) in enumerate(parts):
+    to = slice(at, at + ids.size)
+    token[0, to], position[0, to], segment[0, to] = ids, np.arange(ids.size), i + 1
+  return token, position, segment
+
+
+def test_logits_equal_a_float64_forward_pass_at_many_positions():
+  token_T = tokens(T)
+  want = fixtures.forward64(PARAMS, token_T, CFG)
+  got = alone(token_T)
+  for t in (0, 1, 17, 63):
+    np.testing.assert_allclose(got[t], want[t], atol=1e-4)
+  assert np.abs(want).max() > 3  # the logits are no trivial ones
+
+
+def test_logits_equal_float64_with_another_head_size_and_rotary_base():
+  cfg = dataclasses.replace(
+    CFG, layers=1, heads=2, kv_heads=1, head_dim=24, rope_theta=1e6, bigram=False
+  )
+  params = p.init(p.abstract(cfg, V), jax.random.key(3))
+  token_T = tokens(20, seed=3)
+  want = fixtures.forward64(params, token_T, cfg)
+  got = logits(params, *(x[:1, :20] for x in packed((0, token_T))), cfg=cfg)
+  np.testing.assert_allclose(got[0], want, atol=1e-4)
+
+
+@pytest.mark.parametrize('at', [(0, 5), (0, 27), (59, 10)])
+def test_packed_and_shifted_sequences_score_as_alone(at):
+  # Two rollouts of lengths 5 and 37: side by side, apart, and right-aligned.
+  a, b = tokens(5), tokens(37, seed=1)
+  got = np.asarray(logits(PARAMS, *packed((at[0], a), (at[1], b))))[0]
+  np.testing.assert_allclose(got[at[0] : at[0] + 5], alone(a), atol=1e-5)
+  np.testing.assert_allclose(got[at[1] : at[1] + 37], alone(b), atol=1e-5)
+
+
+def test_a_token_changes_nothing_in_other_segments_and_nothing_before_it():
+  a, b, c = tokens(20), tokens(17, seed=1), tokens(19, seed=2)
+  rows = packed((0, a), (20, b), (37, c))
+  before = np.asarray(logits(PARAMS, *rows))[0]
+  rows[0][0, 25] = (rows[0][0, 25] + 1) % V  # position 5 of b
+  rows[0][0, 60] = 7  # padding
+  after = np.asarray(logits(PARAMS, *rows))[0]
+  assert before[:25].tobytes() == after[:25].tobytes()
+  assert before[37:56].tobytes() == after[37:56].tobytes()
+  changed = np.abs(before - after).max(-1)
+  assert (changed[25:37] > 1e-4).all()
+  rows[0][0, 36] = (rows[0][0, 36] + 1) % V  # the last of b, right before c
+  last = np.asarray(logits(PARAMS, *rows))[0]
+  assert last[37:56].tobytes() == before[37:56].tobytes()
+  assert last[:36].tobytes() == after[:36].tobytes()
+
+
+def test_no_gradient_flows_from_a_logit_to_later_tokens_or_other_segments():
+  token, position, segment = packed((0, tokens(16)), (16, tokens(16, seed=1)))
+
+  def fn(x_BTD):
+    def attend(q, k, v):
+      return transformer.layers.packed_attention(q, k, v, segment, chunk=T)
+
+    for i in range(CFG.layers):
+      layer = jax.tree.map(lambda w, i=i: w[i], PARAMS.layers)
+      x_BTD = transformer.block(layer, x_BTD, position, attend, CFG)
+    return jnp.sum(x_BTD[0, 20])
+
+  grad = np.asarray(jax.jit(jax.grad(fn))(PARAMS.embed_VD[token]))[0]
+  touched = np.abs(grad).max(-1) > 0
+  assert touched.tolist() == [16 <= t <= 20 for t in range(T)]
+
+
+def cached(
+  token_BT: np.ndarray, cuts: list[int], length: int = T
+) -> tuple[np.ndarray, kv.Cache]:
+  """Logits of rows fed to an empty cache in chunks that end at `cuts`."""
+  cache = kv.init(CFG, token_BT.shape[0], length)
+  out, start = [], 0
+  for end in cuts:
+    chunk = token_BT[:, start:end]
+    position = np.tile(np.arange(start, end, dtype=np.int32), (len(chunk), 1))
+    hidden, cache = _cached(PARAMS, chunk, position, cache, None)
+    out.append(np.asarray(transformer.logits(PARAMS, hidden)))
+    start = end
+  return np.concatenate(out, 1), cache
+
+
+@pytest.mark.parametrize('cuts', [[24], [8, 16, 24], [16, *range(17, 25)]])
+def test_prefill_chunks_and_decode_equal_training(cuts):
+  token_BT = np.stack([tokens(24), tokens(24, seed=1)])
+  got, _ = cached(token_BT, cuts)
+  for row, ids in zip(got, token_BT, strict=True):
+    np.testing.assert_allclose(row, alone(ids), atol=1e-5)
+
+
+def test_rows_of_different_lengths_in_chosen_slots_equal_training():
+  a, b = tokens(16), tokens(11, seed=1)
+  cache = kv.init(CFG, 4, T)
+  dirty = jax.tree.map(lambda x: x + np.array(3, x.dtype), cache)  # an earlier session
+  rows = np.zeros((2, 16), np.int32)
+  rows[0], rows[1, :11] = a, b
+  position = np.tile(np.arange(16, dtype=np.int32), (2, 1))
+  position[1, 11:] = T  # padding: beyond the cache
+  hidden, cache = _cached(PARAMS, rows, position, dirty, np.int32([3, 1]))
+  got = np.asarray(transformer.logits(PARAMS, hidden))
+  np.testing.assert_allclose(got[0], alone(a), atol=1e-5)
+  np.testing.assert_allclose(got[1, :11], alone(b), atol=1e-5)
+  # One more token of each, at positions of their own, in all four slots at once.
+  step = np.int32([[0], [9], [0], [8]])
+  position = np.int32([[T], [11], [T], [16]])
+  hidden, _ = _cached(PARAMS, step, position, cache, None)
+  got = np.asarray(transformer.logits(PARAMS, hidden))[:, 0]
+  np.testing.assert_allclose(got[1], alone(np.append(b, 9))[-1], atol=1e-5)
+  np.testing.assert_allclose(got[3], alone(np.append(a, 8))[-1], atol=1e-5)
+
+
+def test_a_position_beyond_the_cache_writes_nothing():
+  cache = jax.tree.map(lambda x: x + np.array(1, x.dtype), kv.init(CFG, 2, 8))
+  _, after = _cached(PARAMS, tokens(2, 1), np.int32([[8], [9]]), cache, None)
+  assert fixtures.same_bits(cache, after)
+
+
+def test_only_the_named_slots_are_written():
+  cache = kv.init(CFG, 4, 8)
+  position = np.int32([[2], [5]])
+  _, after = _cached(PARAMS, tokens(2, 1), position, cache, np.int32([3, 1]))
+  for array in fixtures.leaves((after.k, after.v)):
+    written = np.argwhere(np.abs(array).max((1, 3)) > 0)
+    assert written.tolist() == [[1, 5], [3, 2]]
+
+
+def test_remat_unrolling_and_chunks_change_neither_value_nor_gradient():
+  rows = tuple(x[:1, :16] for x in packed((0, tokens(16))))
+
+  def fn(params, cfg):
+    return jnp.mean(jnp.square(transformer.apply(params, *rows, cfg=cfg)[0, 7]))
+
+  value = jax.jit(jax.value_and_grad(fn), static_argnums=1)
+  other = dataclasses.replace(CFG, remat=True, unroll=True, attention_chunk=7)
+  want, got = (fixtures.leaves(value(PARAMS, cfg)) for cfg in (CFG, other))
+  for a, b in zip(want, got, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(a).max())
+
+
+def test_scores_of_16_prompts_together_and_alone_differ_by_rounding_only():
+  token_BT = tokens(16, 16)
+  grid = np.tile(np.arange(16, dtype=np.int32), (16, 1))
+  ones = np.ones((16, 16), np.int32)
+  together = np.asarray(logits(PARAMS, token_BT, grid, ones))
+  one = [logits(PARAMS, token_BT[i : i + 1], grid[:1], ones[:1]) for i in range(16)]
+  floor = 2e-6 * np.abs(together).max()  # a few units in the last place
+  assert np.abs(together - np.concatenate(one)).max() < 10 * floor
+
+
+def test_shapes_count_and_initial_scale():
+  shapes = p.abstract(CFG, V)
+  made = p.init(shapes, jax.random.key(0))
+  for leaf, value in zip(jax.tree.leaves(shapes), jax.tree.leaves(made), strict=True):
+    assert value.shape == leaf.shape and value.dtype == jnp.float32
+    assert len(leaf.axes) == len(leaf.shape)
+    if leaf.scale:
+      assert float(jnp.std(value)) == pytest.approx(leaf.scale, rel=0.05)
+    else:
+      assert bool(jnp.all(value == 1))
+  N, D, F, Q, C, H = 2, 64, 96, 4, 2, 16
+  layer = 2 * D + D * Q * H + 2 * D * C * H + Q * H * D + 3 * D * F
+  assert p.count(shapes) == V * D + D * D + N * layer + D
+  without = p.abstract(dataclasses.replace(CFG, bigram=False), V)
+  assert p.count(without) == V * D + N * layer + D
+
+
+def test_equal_shapes_get_different_values_and_equal_keys_the_same():
+  made = p.init(p.abstract(CFG, V), jax.random.key(0))
+  assert not np.array_equal(made.layers.wg_NDF, made.layers.wu_NDF)
+  assert not np.array_equal(made.layers.wg_NDF[0], made.layers.wg_NDF[1])
+  assert fixtures.same_bits(made, p.init(p.abstract(CFG, V), jax.random.key(0)))
+
+
+def test_published_values_are_bfloat16_and_rounding_twice_is_rounding_once():
+  made = p.init(p.abstract(CFG, V), jax.random.key(0))
+  once = p.rounded(made)
+  assert not fixtures.same_bits(made, once)
+  assert fixtures.same_bits(once, p.rounded(once))
+  for leaf in fixtures.leaves(once):
+    assert leaf.dtype == np.float32
+    assert not (leaf.view(np.uint32) & 0xFFFF).any()

@@ -1,0 +1,120 @@
+"""Advantages of a group, and which groups train."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from swe17.ops import advantage
+
+BASELINES = list(advantage.BASELINES.values())
+
+
+def adv(reward, length=None, baseline=advantage.length_weighted) -> np.ndarray:
+  reward = np.asarray(reward)
+  length = np.ones(reward.size) if length is None else np.asarray(length)
+  return advantage.advantages(reward, length, baseline)
+
+
+def signal(outcome, reward=None, solved=None) -> bool:
+  outcome = np.asarray(outcome)
+  reward = outcome if reward is None else np.asarray(reward)
+  solved = outcome >= 1 if solved is None else np.asarray(solved)
+  return advantage.has_signal(outcome, reward, solved)
+
+
+def test_by_hand():
+  # b = (1 * 30 + 0 * 10) / 40
+  assert adv([1.0, 0.0], [30, 10]).tolist() == [0.25, -0.75]
+  assert adv([1.0, 0.0, 0.0, 0.0], baseline=advantage.mean).tolist() == (
+    [0.75, -0.25, -0.25, -0.25]
+  )
+  assert adv([1.0, 0.0, 0.0], baseline=advantage.leave_one_out).tolist() == (
+    [1.0, -0.5, -0.5]
+  )
+
+
+def test_length_weighted_advantages_sum_to_zero_over_tokens():
+  rng = np.random.default_rng(0)
+  for _ in range(50):
+    reward, length = rng.normal(size=8), rng.integers(1, 500, 8)
+    assert abs((length * adv(reward, length)).sum()) < 1e-9
+
+
+def test_equal_lengths_make_it_the_mean():
+  reward = np.random.default_rng(1).normal(size=6)
+  want = adv(reward, baseline=advantage.mean)
+  np.testing.assert_allclose(adv(reward, np.full(6, 17)), want, atol=1e-12)
+
+
+def test_leave_one_out_is_the_mean_scaled():
+  reward = np.random.default_rng(2).normal(size=5)
+  want = adv(reward, baseline=advantage.mean) * 5 / 4
+  got = adv(reward, baseline=advantage.leave_one_out)
+  np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+def test_leave_one_out_of_one_is_refused():
+  with pytest.raises(ValueError, match='got 1'):
+    advantage.leave_one_out(np.ones(1), np.ones(1))
+
+
+def test_an_episode_without_tokens_does_not_move_the_baseline():
+  assert adv([1.0, 0.0, 0.0], [10, 10, 0]).tolist() == [0.5, -0.5, -0.5]
+
+
+def test_no_tokens_at_all_falls_back_to_the_mean():
+  assert adv([1.0, 0.0], [0, 0]).tolist() == [0.5, -0.5]
+
+
+@pytest.mark.parametrize('baseline', BASELINES)
+@pytest.mark.parametrize('value', [0.1, 0.7, 1 / 3, 0.0, 1.0])
+def test_a_constant_group_gives_exactly_zero_in_float32_too(baseline, value):
+  reward = np.full(8, value, np.float32)
+  length = np.random.default_rng(0).integers(1, 99, 8)
+  assert not adv(reward, length, baseline).any()
+  assert not signal(reward, solved=np.zeros(8, bool))
+
+
+@pytest.mark.parametrize('baseline', BASELINES)
+def test_every_zero_one_group_is_finite_and_bounded_by_its_rewards(baseline):
+  for n in range(2, 9):
+    for reward in itertools.product([0.0, 1.0], repeat=n):
+      got = adv(reward, np.arange(1, n + 1), baseline)
+      assert np.isfinite(got).all()
+      assert np.abs(got).max() <= 1.0  # no division by a deviation blows it up
+      assert (len(set(reward)) == 1) == (not got.any())
+
+
+@pytest.mark.parametrize('baseline', BASELINES)
+def test_the_order_of_delivery_does_not_matter(baseline):
+  rng = np.random.default_rng(3)
+  reward, length, order = rng.random(8), rng.integers(1, 99, 8), rng.permutation(8)
+  got = adv(reward[order], length[order], baseline)
+  np.testing.assert_allclose(got, adv(reward, length, baseline)[order], atol=1e-12)
+
+
+@pytest.mark.parametrize('baseline', BASELINES)
+def test_a_constant_added_to_the_rewards_changes_nothing(baseline):
+  reward, length = np.array([0.2, 0.9, 0.4]), np.array([3, 5, 9])
+  got = adv(reward + 7, length, baseline)
+  np.testing.assert_allclose(got, adv(reward, length, baseline), atol=1e-12)
+
+
+def test_shaping_alone_does_not_train_a_group_that_nobody_solved():
+  assert not signal([0.0] * 4, reward=[0.0, -0.01, -0.02, -0.03])
+
+
+def test_shaping_trains_a_group_that_everybody_solved():
+  assert signal([1.0] * 3, reward=[1.0, 0.9, 1.0])
+  assert not signal([1.0] * 3, reward=[0.9] * 3)
+
+
+def test_different_outcomes_train_even_if_none_solved():
+  assert signal([0.2, 0.4], solved=[False, False])
+  assert signal([0.0, 1.0])
+
+
+def test_fewer_than_two_episodes_do_not_train():
+  assert not signal([1.0])
+  assert not signal([])

@@ -1,0 +1,138 @@
+"""Divergence of learner and sampler: sums that add up, and their means."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swe17.ops import divergence
+from tests import fixtures
+
+_sums = jax.jit(functools.partial(divergence.sums, cap=2.0))
+B, T = 2, 8
+
+
+def example(seed: int = 0) -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(seed)
+  logp_BT = -rng.uniform(0, 3, (B, T)).astype(np.float32)
+  return {
+    'logp_BT': logp_BT,
+    'mu_logp_BT': logp_BT - rng.normal(size=(B, T)).astype(np.float32),
+    'mask_BT': rng.random((B, T)) < 0.7,
+    'signal_BT': rng.random((B, T)) < 0.5,
+  }
+
+
+def finish(**arrays) -> dict[str, float]:
+  return {k: float(v) for k, v in divergence.finish(_sums(**arrays)).items()}
+
+
+def row(d, mask, signal) -> dict[str, np.ndarray]:
+  """Given log ratios in the first row, everything else masked."""
+  arrays = [np.zeros((B, T), np.float32) for _ in range(3)]
+  for array, values in zip(arrays, (d, mask, signal), strict=True):
+    array[0, : len(values)] = values
+  names = ('logp_BT', 'mask_BT', 'signal_BT')
+  types = (np.float32, bool, bool)
+  cast = {n: a.astype(t) for n, a, t in zip(names, arrays, types, strict=True)}
+  return cast | {'mu_logp_BT': np.zeros((B, T), np.float32)}
+
+
+def test_by_hand():
+  got = finish(**row(np.log([2.0, 0.5, 4.0, 1.0]), [1, 1, 1, 0], [1, 0, 0, 0]))
+  k3 = [2 - 1 - np.log(2), 0.5 - 1 + np.log(2), 4 - 1 - np.log(4)]
+  want = {
+    'k1': -(np.log(2) - np.log(2) + np.log(4)) / 3,
+    'k3': sum(k3) / 3,
+    'k3_signal': k3[0],
+    'signal_count': 1,
+    'ratio_mean': 6.5 / 3,
+    'ratio_max': 4,
+    'ratio_outside': 1,
+    'tis_capped_share': 1 / 3,  # above the cap, not at it
+    'ess': 6.5**2 / (3 * 20.25),
+  }
+  assert got == pytest.approx(want, rel=1e-5)
+
+
+def test_equal_to_float64():
+  x = example()
+  d = (np.float64(x['logp_BT']) - x['mu_logp_BT'])[x['mask_BT']]
+  signal = x['signal_BT'][x['mask_BT']]
+  k3, w = np.expm1(d) - d, np.exp(d)
+  want = {
+    'k1': -d.mean(),
+    'k3': k3.mean(),
+    'k3_signal': k3[signal].mean(),
+    'signal_count': signal.sum(),
+    'ratio_mean': w.mean(),
+    'ratio_max': w.max(),
+    'ratio_outside': ((w < 0.9) | (w > 1.1)).mean(),
+    'tis_capped_share': (w > 2).mean(),
+    'ess': w.sum() ** 2 / (len(w) * (w**2).sum()),
+  }
+  assert finish(**x) == pytest.approx(want, rel=1e-4, abs=1e-6)
+
+
+def test_equal_policies_have_no_divergence():
+  got = finish(**row([0.0] * 5, [1] * 5, [1] * 5))
+  assert (got['k1'], got['k3'], got['k3_signal']) == (0, 0, 0)
+  assert (got['ratio_mean'], got['ess'], got['ratio_outside']) == (1, 1, 0)
+
+
+@pytest.mark.parametrize('d', [1e-3, -1e-3, 1e-5])
+def test_k3_is_exact_near_zero(d):
+  # e^d - 1 - d in float32 would be rounding noise of 1e-7.
+  got = finish(**row([d], [1], [1]))['k3']
+  assert got == pytest.approx(np.expm1(d) - d, rel=0.05, abs=1e-11)
+  assert got >= 0
+
+
+def test_parts_add_up_to_the_whole():
+  x = example(1)
+  left = {**x, 'mask_BT': x['mask_BT'] & (np.arange(T) < 3)}
+  right = {**x, 'mask_BT': x['mask_BT'] & (np.arange(T) >= 3)}
+  total = divergence.add(_sums(**left), _sums(**right))
+  for a, b in zip(fixtures.leaves(total), fixtures.leaves(_sums(**x)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_zero_is_the_identity_of_addition():
+  s = _sums(**example(2))
+  assert fixtures.same_bits(divergence.add(divergence.zero(), s), s)
+
+
+def test_a_mean_over_nothing_is_not_a_number_and_never_zero():
+  got = finish(**row([1.0], [0], [1]))
+  assert all(np.isnan(got[k]) for k in ('k1', 'k3', 'k3_signal', 'ratio_mean', 'ess'))
+  only_lone = finish(**row([1.0], [1], [0]))
+  assert np.isnan(only_lone['k3_signal'])
+  assert np.isfinite(only_lone['k3'])
+
+
+@pytest.mark.parametrize('value', [1e4, -1e4, -np.inf, np.inf, np.nan])
+def test_nothing_in_a_masked_slot_reaches_a_sum(value):
+  clean = example(3)
+  dirty = dict(clean)
+  for name in ('logp_BT', 'mu_logp_BT'):
+    dirty[name] = np.where(clean['mask_BT'], clean[name], np.float32(value))
+  dirty['signal_BT'] = clean['signal_BT'] | ~clean['mask_BT']
+  assert fixtures.same_bits(_sums(**clean), _sums(**dirty))
+
+
+def test_nothing_carries_a_gradient():
+  x = jax.tree.map(jnp.asarray, example(4))
+
+  def total(logp_BT):
+    return sum(jax.tree.leaves(_sums(**{**x, 'logp_BT': logp_BT})))
+
+  assert not np.asarray(jax.grad(total)(x['logp_BT'])).any()
+
+
+def test_jit_computes_the_same():
+  x = jax.tree.map(jnp.asarray, example(5))
+  plain = divergence.sums(**x, cap=2.0)
+  for a, b in zip(fixtures.leaves(plain), fixtures.leaves(_sums(**x)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6)

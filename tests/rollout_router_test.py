@@ -1,0 +1,267 @@
+"""The router, against stand-in samplers: HTTP servers that draw by a fixed rule."""
+
+import asyncio
+import contextlib
+import json
+
+from aiohttp import test_utils, web
+import numpy as np
+import pytest
+
+from swe17 import types, wire
+from swe17.rollout import router
+from swe17.store import faults, kv
+
+
+class Sampler:
+  """Draws ids from the context and the key alone, as a sampler of one version does."""
+
+  def __init__(self, store: kv.Store, index: int, slots: int = 8):
+    self._store, self._index, self._slots = store, index, slots
+    self.asked: list[types.GenerateRequest] = []
+    self.status, self.body, self.well = 200, None, True
+    self.hold: asyncio.Event | None = None
+    app = web.Application(client_max_size=1 << 24)
+    routes = [web.post('/generate', self._generate), web.get('/health', self._health)]
+    app.add_routes(routes)
+    self._server = test_utils.TestServer(app)
+
+  async def start(self) -> 'Sampler':
+    await self._server.start_server()
+    where = {'url': self.url, 'pid': 1, 'slots': self._slots}
+    self._store.write(f'samplers/{self._index}.json', json.dumps(where).encode())
+    return self
+
+  async def die(self) -> None:
+    """Goes as kill -9 would: its address stays registered, open requests break."""
+    server = self._server.runner.server if self._server.runner else None
+    for connection in server.connections if server else ():
+      if connection.transport is not None:  # not already closed
+        connection.transport.abort()
+    if self.hold is not None:
+      self.hold.set()
+    await self._server.close()
+
+  @property
+  def url(self) -> str:
+    return f'http://127.0.0.1:{self._server.port}'
+
+  async def _health(self, _: web.Request) -> web.Response:
+    return web.Response(status=200 if self.well else 503)
+
+  async def _generate(self, request: web.Request) -> web.Response:
+    asked = wire.bytes_to_request(await request.read())
+    self.asked.append(asked)
+    if self.hold is not None:
+      await self.hold.wait()
+    body = self.body or wire.result_to_bytes(drawn(asked))
+    return web.Response(body=body, status=self.status)
+
+
+def drawn(request: types.GenerateRequest) -> types.GenerateResult:
+  seed = [*request.token_T.tolist(), *request.key]
+  token_T = np.random.default_rng(seed).integers(0, 97, 3).astype(np.int32)
+  zero_T = np.zeros(3, np.float32)
+  kept = types.KeptSets(np.arange(4, dtype=np.int32), token_T)
+  return types.GenerateResult(
+    token_T, zero_T, zero_T, np.zeros(3, np.int32), kept, 'length'
+  )
+
+
+def ask(session: str, size: int = 5) -> types.GenerateRequest:
+  token_T = np.arange(size, dtype=np.int32)
+  return types.GenerateRequest(session, token_T, 3, (), types.Sampling(top_k=4), (1, 2))
+
+
+@pytest.fixture
+async def rig(tmp_path):
+  """(store, start a sampler, open a router); all of it is closed at the end."""
+  store = kv.open(f'file://{tmp_path}')
+  async with contextlib.AsyncExitStack() as stack:
+
+    async def sampler(index: int, slots: int = 8) -> Sampler:
+      made = await Sampler(store, index, slots).start()
+      stack.push_async_callback(made.die)
+      return made
+
+    async def opened(patience: float = 20.0, **changes) -> router.Router:
+      given = {'store': store, 'seconds': 20.0, **changes}
+      made = router.Router(given.pop('store'), patience=patience, **given)
+      await made.open()
+      stack.push_async_callback(made.close)
+      return made
+
+    yield store, sampler, opened
+
+
+async def test_a_session_stays_with_its_sampler_and_sessions_spread_by_slots(rig):
+  _, sampler, opened = rig
+  big, small = await sampler(0, slots=6), await sampler(1, slots=3)
+  route = await opened()
+  assert await route.discover() == 2
+  for turn in range(3):
+    await asyncio.gather(*(route(ask(str(s), 5 + turn)) for s in range(9)))
+  homes = [{r.session for r in one.asked} for one in (big, small)]
+  assert not homes[0] & homes[1]
+  assert [len(h) for h in homes] == [6, 3]
+  assert route.rerouted == 0
+
+
+async def test_a_session_that_ended_makes_room_for_another(rig):
+  _, sampler, opened = rig
+  first, second = await sampler(0), await sampler(1)
+  route = await opened()
+  for s in range(8):
+    await route(ask(str(s)))
+    route.forget(str(s))
+  # Nobody is left anywhere, so each time the first of equals is taken.
+  assert sorted([len(first.asked), len(second.asked)]) == [0, 8]
+  route.forget('never seen')
+
+
+async def test_a_dead_sampler_costs_a_prefill_and_not_the_tokens(rig):
+  _, sampler, opened = rig
+  samplers = [await sampler(0), await sampler(1)]
+  route = await opened()
+  first = await route(ask('a', 5))
+  home = next(s for s in samplers if s.asked)
+  other = next(s for s in samplers if s is not home)
+  await home.die()
+  second = await route(ask('a', 9))
+  np.testing.assert_array_equal(second.token_T, drawn(ask('a', 9)).token_T)
+  np.testing.assert_array_equal(other.asked[0].token_T, np.arange(9))
+  assert other.asked[0].key == (1, 2)
+  assert route.rerouted == 1
+  await route(ask('a', 12))
+  assert len(other.asked) == 2
+  assert first.token_T.size == 3
+
+
+async def test_a_request_that_breaks_in_mid_turn_is_asked_elsewhere(rig):
+  _, sampler, opened = rig
+  samplers = [await sampler(0), await sampler(1)]
+  for one in samplers:
+    one.hold = asyncio.Event()
+  route = await opened()
+  waiting = asyncio.ensure_future(route(ask('a')))
+  while not any(s.asked for s in samplers):
+    await asyncio.sleep(0.01)
+  home = next(s for s in samplers if s.asked)
+  other = next(s for s in samplers if s is not home)
+  other.hold.set()
+  await home.die()
+  np.testing.assert_array_equal((await waiting).token_T, drawn(ask('a')).token_T)
+  assert len(other.asked) == 1
+
+
+async def test_a_slow_sampler_is_given_up_after_its_seconds(rig):
+  _, sampler, opened = rig
+  slow = await sampler(0)
+  slow.hold = asyncio.Event()
+  route = await opened(seconds=0.2)
+  waiting = asyncio.ensure_future(route(ask('a')))
+  while not slow.asked:
+    await asyncio.sleep(0.01)
+  await sampler(1)
+  np.testing.assert_array_equal((await waiting).token_T, drawn(ask('a')).token_T)
+  slow.hold.set()
+
+
+async def test_with_all_dead_patience_ends_in_a_connection_error(rig):
+  _, sampler, opened = rig
+  for one in [await sampler(0), await sampler(1)]:
+    await one.die()
+  route = await opened(patience=0.3)
+  with pytest.raises(ConnectionError, match='no sampler answered'):
+    await route(ask('a'))
+  assert route.rerouted == 2
+
+
+async def test_with_none_registered_patience_ends_in_a_connection_error(rig):
+  _, _, opened = rig
+  route = await opened(patience=0.0)
+  with pytest.raises(ConnectionError, match='no sampler answered'):
+    await route(ask('a'))
+
+
+async def test_a_sampler_that_comes_late_serves_who_waited(rig):
+  _, sampler, opened = rig
+  route = await opened()
+  waiting = asyncio.ensure_future(route(ask('a')))
+  await asyncio.sleep(0.05)
+  assert not waiting.done()
+  late = await sampler(0)
+  assert (await waiting).token_T.size == 3
+  assert len(late.asked) == 1
+
+
+async def test_a_sampler_that_was_started_again_is_found_while_another_serves(rig):
+  _, sampler, opened = rig
+  old, other = await sampler(0), await sampler(1)
+  route = await opened()
+  await asyncio.gather(*(route(ask(str(s))) for s in range(4)))
+  await old.die()
+  await asyncio.gather(*(route(ask(str(s), 7)) for s in range(4)))
+  again = await sampler(0)
+  assert await route.discover() == 2
+  served = len(other.asked)
+  await asyncio.gather(*(route(ask(f'new {s}')) for s in range(3)))
+  assert len(again.asked) == 3  # it is empty, so it takes all of them
+  assert len(other.asked) == served
+
+
+async def test_a_sampler_that_failed_once_and_is_well_is_asked_again(rig):
+  _, sampler, opened = rig
+  only = await sampler(0)
+  only.status = 500
+  route = await opened()
+  waiting = asyncio.ensure_future(route(ask('a')))
+  while not only.asked:
+    await asyncio.sleep(0.01)
+  only.status = 200
+  assert (await waiting).token_T.size == 3
+
+
+async def test_a_sampler_that_is_well_but_never_answers_uses_up_the_patience(rig):
+  _, sampler, opened = rig
+  only = await sampler(0)
+  only.status = 500
+  route = await opened(patience=0.5)
+  with pytest.raises(ConnectionError, match='no sampler answered'):
+    await route(ask('a'))
+  assert len(only.asked) < 5  # no tight loop
+
+
+async def test_a_damaged_answer_is_infrastructure_and_asked_elsewhere(rig):
+  _, sampler, opened = rig
+  bad, good = await sampler(0), await sampler(1)
+  bad.body, bad.well = wire.result_to_bytes(drawn(ask('x')))[:-3], False
+  route = await opened()
+  results = await asyncio.gather(*(route(ask(str(s))) for s in range(4)))
+  assert [r.token_T.size for r in results] == [3] * 4
+  assert len(bad.asked) >= 1
+  assert len(good.asked) == 4
+
+
+async def test_a_refused_request_is_a_value_error_with_the_reason(rig):
+  _, sampler, opened = rig
+  only = await sampler(0)
+  only.status, only.body = 400, b'{"error": "top_k: got 99"}'
+  route = await opened()
+  with pytest.raises(ValueError, match='top_k: got 99'):
+    await route(ask('a'))
+
+
+async def test_a_store_that_does_not_answer_leaves_what_was_known(rig):
+  store, sampler, opened = rig
+  await sampler(0)
+  broken = []
+
+  def rule(_: faults.Operation) -> faults.Fault | None:
+    return faults.Fault('drop_before') if broken else None
+
+  route = await opened(store=faults.FaultStore(store, rule))
+  assert await route.discover() == 1
+  broken.append(True)
+  assert await route.discover() == 1
+  assert (await route(ask('a'))).token_T.size == 3

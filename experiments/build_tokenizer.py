@@ -9,22 +9,18 @@ tokens of a view, and the share of candidate edits whose `old` can be copied tok
 token from the line. About 10 s on one core.
 """
 
-import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 import json
 import pathlib
-import sysconfig
 
 from absl import app, flags
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from swe17.agent import tokenizer
-from swe17.env import faults, repair
+from swe17.agent import scripted, tokenizer
+from swe17.env import faults, library, repair
 
 _OUT = flags.DEFINE_string('out', str(tokenizer.PATH), 'file to write')
-_MAX_LINES, _MAX_CHARS = 15, 1200
-_SKIPPED = ('test', 'idlelib', 'lib2to3', 'site-packages', 'turtledemo', 'pydoc_data')
 _SPACED = (
   *('not in', 'is not', 'in', 'is', 'and', 'or', 'if', 'else', 'for', 'as', 'from'),
   *('<<=', '>>=', '//=', '**=', '<=', '>=', '==', '!=', '+=', '-=', '*=', '/=', '%='),
@@ -37,11 +33,12 @@ _LEADING = (
   *('del', 'yield', 'lambda', 'except', 'import', 'from'),
 )
 _WORDS = ('edited', 'undone', 'submitted', 'line')
-_THOUGHTS = ('look', 'done')
+_THOUGHTS = ('look', 'done', *scripted.SUSPECT.values())
 _PHRASES = (
   'Repair ',
   ': its tests fail.',
   'nothing to undo',
+  'old is not in the code',
   'old occurs ',
   ' times in ',
 )
@@ -85,23 +82,6 @@ def wanted() -> list[str]:
     *(f'{word} {n}' for word in ('passed', 'failed') for n in _COUNTS),
     *(f' of {n}' for n in _COUNTS),
   ]
-
-
-def functions() -> Iterator[str]:
-  """Short library functions that are no methods, without docstring and decorators."""
-  root = pathlib.Path(sysconfig.get_paths()['stdlib'])
-  for path in sorted([*root.glob('*.py'), *root.glob('[a-z]*/*.py')]):
-    if path.relative_to(root).parts[0] in _SKIPPED:
-      continue
-    for node in ast.walk(ast.parse(path.read_bytes())):
-      if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-        node.body = node.body[1:]
-      if isinstance(node, ast.FunctionDef) and node.body:
-        node.decorator_list = []
-        source = ast.unparse(node)
-        short = 2 <= source.count('\n') < _MAX_LINES and len(source) < _MAX_CHARS
-        if short and 'self' not in source and source.isascii():
-          yield source
 
 
 def build(sources: Iterable[str]) -> str:
@@ -183,7 +163,7 @@ def measure(tok: tokenizer.Tokenizer, sources: list[str]) -> dict[str, float]:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'got arguments {argv[1:]}, want flags only')
-  sources = sorted(set(functions()))
+  sources = sorted(set(library.functions()))
   data = build(sources)
   pathlib.Path(_OUT.value).write_text(data, 'utf-8')
   tok = tokenizer.load(pathlib.Path(_OUT.value))

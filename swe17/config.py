@@ -52,7 +52,7 @@ class Tasks:
 class Sandbox:
   backend: str = _f('auto', 'auto | bubblewrap | process (no isolation, warned)')
   workers: int = _f(2, 'warm graders')
-  cpu_seconds: float = _f(0.5, 'CPU time one check may take [s]')
+  cpu_seconds: float = _f(0.15, 'CPU time one check may take [s]')
   wall_seconds: float = _f(4.0, 'wall time one check may take [s]')
   memory_mib: int = _f(512, 'address space of one check [MiB]')
   processes: int = _f(8, 'processes of one check')
@@ -68,7 +68,7 @@ class Sandbox:
 class Agent:
   max_turns: int = _f(14, 'assistant messages an episode')
   max_new_tokens: int = _f(64, 'sampled tokens a turn')
-  max_context: int = _f(512, 'tokens of an episode, prompt included')
+  max_context: int = _f(448, 'tokens of an episode, prompt included')
   max_calls: int = _f(8, 'tool calls a turn')
   on_malformed: str = _f('end', 'end (outcome 0) | answer (an error message)')
   episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
@@ -87,9 +87,9 @@ class Model:
   width: int = _f(256, 'D')
   ffn: int = _f(512, 'F')
   heads: int = _f(4, 'Q')
-  kv_heads: int = _f(1, 'C')
+  kv_heads: int = _f(2, 'C')
   head_dim: int = _f(64, 'H')
-  rope_theta: float = _f(10_000.0, 'rotary base')
+  rope_theta: float = _f(1_000.0, 'rotary base')
   norm_eps: float = _f(1e-6, 'RMS norm epsilon')
   bigram: bool = _f(True, "add a projection of the previous token's embedding")
   attention_chunk: int = _f(128, 'queries attended at once in training')
@@ -111,11 +111,12 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Imitation:
-  episodes: int = _f(2400, 'scripted episodes to imitate')
-  steps: int = _f(120, 'optimiser steps')
-  rows: int = _f(8, 'packed rows a step')
-  lr: float = _f(3e-3, 'peak learning rate')
-  context_weight: float = _f(0.1, 'loss weight of tokens the agent did not write')
+  episodes: int = _f(1600, 'scripted episodes to imitate')
+  steps: int = _f(240, 'optimiser steps')
+  rows: int = _f(4, 'packed rows a step')
+  lr: float = _f(8e-3, 'peak learning rate')
+  practice: float = _f(0.5, 'share of them that only practise edits, untested')
+  context_weight: float = _f(0.2, 'loss weight of tokens the agent did not write')
 
   def __post_init__(self):
     _at_least(self, 'imitation.', 0, 'steps', 'context_weight')
@@ -128,12 +129,12 @@ class Sampler:
   processes: int = _f(2, 'sampler processes')
   slots: int = _f(32, 'sequences decoded at once by one sampler')
   decode_steps: int = _f(4, 'decode steps a dispatch')
-  prefill_rows: int = _f(4, 'sequences prefilled at once')
-  prefill_chunk: int = _f(64, 'prompt tokens prefilled at once')
+  prefill_rows: int = _f(16, 'sequences prefilled at once')
+  prefill_chunk: int = _f(16, 'prompt tokens prefilled at once')
   temperature: float = _f(1.0, 'sampling temperature')
   min_p: float = _f(0.0, 'keep p >= min_p p_max; 0 = off')
   top_k: int = _f(32, 'most ids a kept set may hold; 0 = off')
-  top_p: float = _f(0.97, 'nucleus mass; 1 = off')
+  top_p: float = _f(0.95, 'nucleus mass; 1 = off')
   repetition_penalty: float = _f(1.0, 'only 1 (off): a penalty is not replayable')
   threads: int = _f(1, 'CPU threads of one sampler')
   poll_seconds: float = _f(0.2, 'how often the next weight manifest is looked for [s]')
@@ -156,7 +157,7 @@ class Rollout:
   group_size: int = _f(8, 'episodes a group')
   max_staleness: int = _f(3, 'age bound of a group [optimiser steps]')
   ahead: int = _f(2, 'batches issued beyond what the learner has consumed')
-  eval_samples: int = _f(4, 'episodes per held-out task')
+  eval_samples: int = _f(2, 'episodes per held-out task')
   retries: int = _f(2, 'further attempts at a group that infrastructure spoiled')
   keep_episodes: int = _f(2, 'episodes written out to read, per step')
 
@@ -170,7 +171,7 @@ class Rollout:
 class Batch:
   groups: int = _f(8, 'groups a step')
   row_length: int = _f(512, 'tokens of a packed row')
-  micro_rows: int = _f(8, 'rows of a micro-batch')
+  micro_rows: int = _f(4, 'rows of a micro-batch')
 
   def __post_init__(self):
     _at_least(self, 'batch.', 1, 'groups', 'row_length', 'micro_rows')
@@ -191,7 +192,7 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Optim:
-  lr: float = _f(1e-3, 'learning rate, Muon (RMS-matched) and AdamW alike')
+  lr: float = _f(2e-3, 'learning rate, Muon (RMS-matched) and AdamW alike')
   warmup: int = _f(2, 'linear warm-up [steps]')
   muon_beta: float = _f(0.95, 'Muon momentum')
   ns_steps: int = _f(5, 'Newton-Schulz iterations')

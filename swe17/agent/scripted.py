@@ -6,8 +6,8 @@ default is clumsy at exactly what reinforcement learning can teach a small model
 before submitting, undo what did not help, try something new); `CAREFUL` is not.
 
   <think>look</think> view
-  <think>line 5</think> edit test        or, untested: edit, then submit
-  <think>line 7</think> undo edit test   after 'failed 2 of 6'
+  <think>comparison</think> edit test      or, untested: edit, then submit
+  <think>operator</think> undo edit test   after 'failed 2 of 6'
   <think>done</think> submit             after 'passed 6 of 6'
 """
 
@@ -22,6 +22,18 @@ from swe17.agent import chat, tools
 from swe17.agent import tokenizer as tokenizers
 from swe17.env import faults
 
+# What a thought calls each kind of fault.
+SUSPECT = {
+  'comparison': 'comparison',
+  'off_by_one': 'offset',
+  'operator': 'operator',
+  'negated_condition': 'negation',
+  'wrong_constant': 'constant',
+}
+# The agent suspects operators, numbers and conditions, never names: edits whose texts
+# hold other words than these are not in its repertoire.
+_WORDS = frozenset('and or not is in if elif while return True False None'.split())
+_WORD = re.compile(r'[A-Za-z_]\w*')
 _ROW = re.compile(r'\d+\|')
 
 
@@ -29,14 +41,16 @@ _ROW = re.compile(r'\d+\|')
 class Style:
   """Probabilities of what the agent does, each drawn anew every time."""
 
-  think: float = 0.95  # says which line before it acts
-  test: float = 0.8  # tests an edit in the same turn; else submits it untested
-  undo: float = 0.5  # undoes an edit that failed its test before the next one
-  persist: float = 0.85  # tries again after a failed test; else submits
+  think: float = 0.95  # says which kind of fault it suspects
+  test: float = 0.9  # tests an edit in the same turn; else submits it untested
+  undo: float = 0.4  # undoes an edit that failed its test before the next one
+  persist: float = 0.95  # tries again after a failed test; else submits
   retry_same: float = 0.2  # may draw an edit it has tried before
+  practice: int = 0  # instead: so many edits a turn, each undone, never a test
 
 
 CLUMSY = Style()
+PRACTICE = Style(practice=2, persist=0.9)
 CAREFUL = Style(think=1.0, test=1.0, undo=1.0, persist=1.0, retry_same=0.0)
 
 
@@ -123,21 +137,37 @@ def _turn(
   """Ids of the next turn, without the end token."""
   if not seen.source:
     return _thought(tok, rng, style, 'look') + chat.call(tok, 'view')
+  if style.practice:
+    return _practice(tok, rng, style, seen)
   stop = seen.verdict == 'passed' or (seen.edited and not seen.verdict)
   if stop or (seen.verdict and rng.random() >= style.persist):
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
   undo = seen.edited and rng.random() < style.undo
   source = seen.before[-1] if undo else seen.source
   found = _edits(tok, source)
-  fresh = [edit for edit in found if edit not in seen.tried]
+  fresh = [(edit, kind) for edit, kind in found if edit not in seen.tried]
   pool = found if rng.random() < style.retry_same else fresh
   if not pool:
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
-  line, old, new = rng.choice(pool)
-  ids = _thought(tok, rng, style, f'line {line}')
+  (line, old, new), kind = rng.choice(pool)
+  ids = _thought(tok, rng, style, SUSPECT[kind])
   ids += chat.call(tok, 'undo') if undo else []
-  ids += chat.call(tok, 'edit', line=line, old=old, new=new)
+  ids += chat.call(tok, 'edit', old=old, new=new, line=line)
   return ids + (chat.call(tok, 'test') if rng.random() < style.test else [])
+
+
+def _practice(
+  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen
+) -> list[int]:
+  """Edits that are undone at once; then, some time, submit."""
+  found = _edits(tok, seen.source)
+  if not found or rng.random() >= style.persist:
+    return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
+  chosen = rng.choices(found, k=style.practice)
+  ids = _thought(tok, rng, style, SUSPECT[chosen[0][1]])
+  for (line, old, new), _ in chosen:
+    ids += chat.call(tok, 'edit', old=old, new=new, line=line) + chat.call(tok, 'undo')
+  return ids
 
 
 def _thought(
@@ -148,11 +178,16 @@ def _thought(
   return [tok.think, *tok.encode(text), tok.think_end]
 
 
-def _edits(tok: tokenizers.Tokenizer, source: str) -> list[tuple[int, str, str]]:
-  """All candidate edits, written so that `old` is made of tokens of its line."""
+def _edits(
+  tok: tokenizers.Tokenizer, source: str
+) -> list[tuple[tuple[int, str, str], str]]:
+  """Candidate edits and their kinds; `old` is written in whole tokens of its line."""
   rows = source.split('\n')
   edits = []
   for fault in faults.candidates(source):
+    if not _WORDS.issuperset(_WORD.findall(fault.old + ' ' + fault.new)):
+      continue
     row = f'{fault.line}|{rows[fault.line - 1]}'
-    edits.append((fault.line, *tokenizers.widen(tok, row, fault.old, fault.new)))
+    edit = (fault.line, *tokenizers.widen(tok, row, fault.old, fault.new))
+    edits.append((edit, fault.kind))
   return edits

@@ -31,10 +31,10 @@ SPECIAL = (PAD, END, USER, ASSISTANT, TOOL, THINK, THINK_END, CALL, CALL_END)
 _BARE = ('view', 'test', 'undo', 'submit')
 SKELETON = (
   *(f'{CALL}{{"name": "{name}", "arguments": {{}}}}{CALL_END}' for name in _BARE),
-  f'{CALL}{{"name": "edit", "arguments": {{"line": ',
-  ', "old": "',
+  f'{CALL}{{"name": "edit", "arguments": {{"old": "',
   '", "new": "',
-  f'"}}}}{CALL_END}',
+  '", "line": ',
+  f'}}}}{CALL_END}',
 )
 MARKUP = SPECIAL + SKELETON
 PATH = pathlib.Path(__file__).parent / 'data' / 'tokenizer.json'

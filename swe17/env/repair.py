@@ -257,8 +257,8 @@ TOOLS = (
   base.Tool('view', 'Show the code with line numbers.', {}, writes=False),
   base.Tool(
     'edit',
-    'Replace text that occurs once in a line.',
-    {'line': 'int', 'old': 'str', 'new': 'str'},
+    'Replace text where it occurs nearest to a line.',
+    {'old': 'str', 'new': 'str', 'line': 'int'},
     writes=True,
   ),
   base.Tool('undo', 'Take back the last edit.', {}, writes=True),
@@ -306,6 +306,8 @@ class RepairEnv:
 
   async def verify(self) -> types.Outcome:
     """1.0 if all hidden cases give what the original gives, else 0.0."""
+    if not self._task.payload['hidden']:
+      return types.Outcome(None, 'no cases: a function to practise on')
     try:
       failed = await self._failures('hidden')
     except grader.GraderError as e:
@@ -324,8 +326,13 @@ class RepairEnv:
     return f'failed {failed} of {total}' if failed else f'passed {total} of {total}'
 
   def _edit(self, line: int, old: str, new: str) -> str:
+    rows = self._source.split('\n')
+    found = [i for i, row in enumerate(rows, 1) if old and old in row]
+    if not found:
+      return 'old is not in the code'
+    nearest = min(found, key=lambda i: (abs(i - line), i))
     try:
-      edited = faults.apply(self._source, line, old, new)
+      edited = faults.apply(self._source, nearest, old, new)
     except ValueError as e:
       return str(e)
     if len(edited) > MAX_CHARACTERS:

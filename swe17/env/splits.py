@@ -4,7 +4,7 @@ Functions whose sources look alike once names are gone (`_siftup` and `_siftup_m
 form a cluster, and a cluster goes to one side as a whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import difflib
 import hashlib
 import keyword
@@ -38,6 +38,24 @@ def clusters(sources: Mapping[str, str]) -> list[list[str]]:
   for name in names:
     groups.setdefault(find(name), []).append(name)
   return list(groups.values())
+
+
+def alike(sources: Sequence[str], others: Sequence[str]) -> set[str]:
+  """Those of `sources` that are near-copies of one of `others`."""
+  shapes = [_shape(other) for other in others]
+  matcher = difflib.SequenceMatcher(autojunk=False)
+
+  def near(shape: list[str]) -> bool:
+    matcher.set_seq1(shape)
+    quick = matcher.real_quick_ratio() >= ALIKE and matcher.quick_ratio() >= ALIKE
+    return quick and matcher.ratio() >= ALIKE
+
+  found = set()
+  for source in sources:
+    matcher.set_seq2(_shape(source))
+    if any(near(shape) for shape in shapes):
+      found.add(source)
+  return found
 
 
 def assign(groups: list[list[str]], heldout: float, seed: int) -> dict[str, str]:

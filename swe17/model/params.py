@@ -18,6 +18,8 @@ from swe17 import config
 # of trees leaves out registered dataclasses.
 Tree = Any
 
+_COPY = 0.25  # how strongly a head's output starts as a copy
+
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
@@ -88,8 +90,11 @@ def abstract(cfg: config.Model, vocab: int) -> Tree:
   )
 
 
-def init(abstract: Tree, key: jax.Array) -> Params:
-  """Draws float32 initial values; every leaf from its own key."""
+def init(abstract: Params, key: jax.Array) -> Params:
+  """Draws float32 initial values; every leaf from its own key.
+
+  With the bigram embedding, attention starts as `_mimetic` says.
+  """
   leaves, tree = jax.tree.flatten(abstract)
   keys = jax.random.split(key, len(leaves))
   values = [
@@ -98,7 +103,31 @@ def init(abstract: Tree, key: jax.Array) -> Params:
     else leaf.scale * jax.random.normal(k, leaf.shape)
     for leaf, k in zip(leaves, keys, strict=True)
   ]
-  return jax.tree.unflatten(tree, values)
+  params = jax.tree.unflatten(tree, values)
+  return params if params.prev_DD is None else _mimetic(params)
+
+
+def _mimetic(params: Params) -> Params:
+  """Starts every head as one that copies what it attends to.
+
+  Values go out through the transpose of the way they came in; keys of even heads match
+  queries with the *previous* token (so the head looks for what followed the last
+  occurrence), those of odd heads with the same token. After Trockman and Kolter, "Mimetic
+  Initialization of Self-Attention Layers" (arXiv:2305.09828).
+  """
+  layers = params.layers
+  C = layers.wk_NDCH.shape[2]
+  G = layers.wq_NDQH.shape[2] // C
+  same_NDCH = layers.wq_NDQH[:, :, ::G]
+  before_NDCH = jnp.einsum('ED,NECH->NDCH', params.prev_DD, same_NDCH)
+  even_C = (jnp.arange(C) % 2 == 0)[None, None, :, None]
+  wv_NDQH = jnp.repeat(layers.wv_NDCH, G, axis=2)
+  return params.replace(
+    layers=layers.replace(
+      wk_NDCH=jnp.where(even_C, before_NDCH, same_NDCH),
+      wo_NQHD=_COPY * jnp.einsum('NDQH->NQHD', wv_NDQH),
+    )
+  )
 
 
 def rounded(params: Params) -> Params:

@@ -25,6 +25,7 @@ import uuid
 from swe17 import config, types
 from swe17.agent import episode as episodes_
 from swe17.agent import scripted
+from swe17.env import library
 from swe17.metrics import lines, records, status
 from swe17.rollout import episodes, evaluation, router
 from swe17.store import groups as group_store
@@ -128,22 +129,20 @@ async def _scripted(state: Rollout) -> None:
   have = {int(key.rsplit('/', 1)[1]) for key in store.list('groups/')}
   size, total = cfg.rollout.group_size, cfg.imitation.episodes
   want = [start for start in range(-(-total // size)) if start not in have]
+  practice = await asyncio.to_thread(library.practice, world.heldout)
+
+  async def one(index: int) -> types.Episode:
+    rng = random.Random(f'{cfg.seed}/scripted/{index}')
+    practises = rng.random() < cfg.imitation.practice
+    task = _task(practice if practises else world.train, cfg.seed, index)
+    style = scripted.PRACTICE if practises else scripted.CLUMSY
+    agent = scripted.Scripted(world.tok, rng, style)
+    return await world.episode(task, agent, 'scripted', index, types.Sampling())
+
   for i, start in enumerate(want):
-    task = _task(world.train, cfg.seed, start)
-    group_id = f'scripted-{start}'
-    agents = [
-      scripted.Scripted(
-        world.tok, random.Random(f'{cfg.seed}/{group_id}/{m}'), scripted.CLUMSY
-      )
-      for m in range(size)
-    ]
-    members = await asyncio.gather(
-      *(
-        world.episode(task, agent, group_id, m, types.Sampling())
-        for m, agent in enumerate(agents)
-      )
-    )
-    group = types.Group(group_id, start, task.id, task.unit, tuple(members))
+    # Not a group of one task: a record that holds several episodes.
+    members = await asyncio.gather(*(one(start * size + m) for m in range(size)))
+    group = types.Group(f'scripted-{start}', start, 'scripted', '', tuple(members))
     await asyncio.to_thread(group_store.append, store, group)
     state.says.set(
       'scripted episodes', f'{(i + 1) * size}/{len(want) * size}', (i + 1) / len(want)

@@ -34,6 +34,7 @@ EXTRAS = {
   'test': [
     'pytest>=8.4',
     'pytest-asyncio>=1.2',
+    'pytest-xdist>=3.8',  # two files of tests at a time
     'hypothesis>=6.140',  # property tests
     'ruff>=0.14',  # lint and format
     'pyrefly>=0.40',  # types

@@ -117,14 +117,15 @@ def _solve_rates(cfg: config.Config) -> list[str]:
     return said
   said.append(f'held-out solve rate at version {after["version"]}: {_rate(after)}')
   try:
-    found = statistics.paired_interval(before['units'], after['units'], seed=cfg.seed)
-  except ValueError as e:  # a task without an outcome on one side
+    pairs, alone = statistics.pairs(before, after)
+    found = statistics.paired_interval(*pairs, seed=cfg.seed)
+  except ValueError as e:  # too few tasks with an outcome on both sides
     return [*said, f'paired difference: not computed: {e}']
   difference, low, high = (100 * x for x in found)
-  units = len(before['units'])
+  without = f'; {alone} tasks are without an outcome on one side' if alone else ''
   said.append(
     f'paired difference: {difference:+.1f} points [{low:+.1f}, {high:+.1f}] '
-    f'(95 %, {units} functions resampled)'
+    f'(95 %, {len(pairs[0])} functions resampled{without})'
   )
   return said
 

@@ -83,11 +83,11 @@ class Agent:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  layers: int = _f(4, 'N')
+  layers: int = _f(2, 'N')
   width: int = _f(256, 'D')
   ffn: int = _f(512, 'F')
   heads: int = _f(4, 'Q')
-  kv_heads: int = _f(2, 'C')
+  kv_heads: int = _f(4, 'C')
   head_dim: int = _f(64, 'H')
   rope_theta: float = _f(1_000.0, 'rotary base')
   norm_eps: float = _f(1e-6, 'RMS norm epsilon')
@@ -111,12 +111,12 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Imitation:
-  episodes: int = _f(1600, 'scripted episodes to imitate')
-  steps: int = _f(240, 'optimiser steps')
+  episodes: int = _f(2000, 'scripted episodes to imitate')
+  steps: int = _f(360, 'optimiser steps')
   rows: int = _f(4, 'packed rows a step')
   lr: float = _f(8e-3, 'peak learning rate')
-  practice: float = _f(0.5, 'share of them that only practise edits, untested')
-  context_weight: float = _f(0.2, 'loss weight of tokens the agent did not write')
+  practice: float = _f(0.4, 'share of them that only practise edits, untested')
+  context_weight: float = _f(0.1, 'loss weight of tokens the agent did not write')
 
   def __post_init__(self):
     _at_least(self, 'imitation.', 0, 'steps', 'context_weight')
@@ -169,7 +169,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  groups: int = _f(8, 'groups a step')
+  groups: int = _f(16, 'groups a step')
   row_length: int = _f(512, 'tokens of a packed row')
   micro_rows: int = _f(4, 'rows of a micro-batch')
 
@@ -192,7 +192,7 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Optim:
-  lr: float = _f(2e-3, 'learning rate, Muon (RMS-matched) and AdamW alike')
+  lr: float = _f(6e-4, 'learning rate, Muon (RMS-matched) and AdamW alike')
   warmup: int = _f(2, 'linear warm-up [steps]')
   muon_beta: float = _f(0.95, 'Muon momentum')
   ns_steps: int = _f(5, 'Newton-Schulz iterations')

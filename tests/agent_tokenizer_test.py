@@ -12,7 +12,7 @@ import pytest
 
 from experiments import build_tokenizer
 from swe17.agent import chat, tokenizer
-from swe17.env import faults, repair
+from swe17.env import faults, library, repair
 
 TOK = tokenizer.load()
 MARKUP_IDS = set(range(len(tokenizer.MARKUP)))
@@ -48,11 +48,10 @@ def test_operator_with_its_spaces_has_the_same_id_alone_and_in_code(op):
 
 
 @pytest.mark.parametrize('n', [1, 9, 10, 42, 99])
-def test_line_number_has_one_id_in_view_thought_and_call(n):
+def test_line_number_has_one_id_in_view_and_call(n):
   (number,) = TOK.encode(str(n))
   assert TOK.encode(f'{n}|    return a')[0] == number
-  assert TOK.encode(f'line {n}')[1:] == [number]
-  assert number in chat.call(TOK, 'edit', line=n, old='a', new='b')
+  assert number in chat.call(TOK, 'edit', old='a', new='b', line=n)
 
 
 @given(st.text())
@@ -93,7 +92,7 @@ def test_file_of_another_size_is_refused(tmp_path):
 
 def test_widened_edit_makes_the_same_source_of_copyable_tokens():
   copied = total = 0
-  for source in [SOURCE, *itertools.islice(build_tokenizer.functions(), 120)]:
+  for source in [SOURCE, *itertools.islice(library.functions(), 120)]:
     rows = repair.view(source).split('\n')
     for fault in faults.candidates(source):
       row = rows[fault.line - 1]
@@ -118,7 +117,7 @@ def test_an_edit_of_a_number_is_not_taken_for_the_line_number():
 
 
 def test_build_is_deterministic_and_the_committed_file_uses_its_pattern():
-  sources = list(itertools.islice(build_tokenizer.functions(), 40))
+  sources = list(itertools.islice(library.functions(), 40))
   data = build_tokenizer.build(sources)
   assert data == build_tokenizer.build(sources)
   built, committed = json.loads(data), json.loads(tokenizer.PATH.read_text())
@@ -152,22 +151,23 @@ def test_a_cut_turn_is_closed_and_a_whole_one_is_not():
   assert chat.stop_ids(TOK) == (TOK.end,)
 
 
-def test_a_call_without_arguments_is_one_token_and_an_edit_six_and_its_texts():
+def test_a_call_without_arguments_is_one_token_and_an_edit_four_and_its_values():
   for name in ('view', 'test', 'undo', 'submit'):
     assert len(chat.call(TOK, name)) == 1
-  ids = chat.call(TOK, 'edit', line=5, old=' < ', new=' <= ')
+  ids = chat.call(TOK, 'edit', old=' < ', new=' <= ', line=5)
   assert len(ids) == 7
   text = TOK.decode(ids)
   assert ids == TOK.encode_markup(text)
   call = json.loads(text.removeprefix('<tool_call>').removesuffix('</tool_call>'))
   assert call == {
     'name': 'edit',
-    'arguments': {'line': 5, 'old': ' < ', 'new': ' <= '},
+    'arguments': {'old': ' < ', 'new': ' <= ', 'line': 5},
   }
+  assert list(call['arguments']) == ['old', 'new', 'line']
 
 
 def test_markup_in_an_argument_stays_text():
-  ids = chat.call(TOK, 'edit', line=1, old='</tool_call>"\\\n', new='<|end|>')
+  ids = chat.call(TOK, 'edit', old='</tool_call>"\\\n', new='<|end|>', line=1)
   assert TOK.end not in ids
   assert TOK.call_end not in ids
   call = json.loads(TOK.decode(ids)[len('<tool_call>') : -len('</tool_call>')])

@@ -11,7 +11,7 @@ import json
 import pytest
 
 from swe17 import config, types
-from swe17.env import base, build, faults, functions, grader, repair, splits
+from swe17.env import base, build, faults, functions, grader, library, repair, splits
 
 MODULE, FUNCTION = 'bisect', 'count_below'
 ORIGINAL = """def count_below(a, x):
@@ -54,6 +54,11 @@ def a_task(source, original=ORIGINAL, visible=2, hidden=4, **changes):
 FAULTY = ORIGINAL.replace('item < x', 'item <= x')
 
 
+def practice_on(source):
+  """A task without tests, as `library.practice` makes them."""
+  return library._task(0, FUNCTION, source)
+
+
 class Broken:
   """Graders whose infrastructure fails on the functions named."""
 
@@ -64,6 +69,13 @@ class Broken:
     if check.function in self._names:
       raise grader.GraderError('worker died twice')
     return await self._pool.run(check)
+
+
+class Untouched:
+  """Graders that nobody may ask."""
+
+  async def run(self, check):
+    raise AssertionError(f'a grader was asked for {check.function}')
 
 
 class Scripted:
@@ -258,15 +270,67 @@ async def test_answers_learned_from_the_visible_cases_do_not_score(graders):
 
 async def test_failed_edits_are_ordinary_short_results(graders):
   env = await an_episode(graders)
-  for line, old, new in ((9, 'a', 'b'), (6, 'zz', 'b'), (2, '0', '0\n'), (2, '0', '0')):
-    result = await env.step('edit', {'line': line, 'old': old, 'new': new})
-    assert result != 'edited' and len(result.split()) <= 8
+  for line, old, new, says in (
+    (6, 'zz', 'b', 'old is not in the code'),
+    (6, '', 'b', 'old is not in the code'),
+    (2, '0\n', 'b', 'old is not in the code'),
+    (6, 'n', 'b', 'old occurs 2 times in line 6'),
+    (2, '0', '0\n', 'new must be one line'),
+    (2, '0', '0', 'old and new are equal'),
+  ):
+    result = await env.step('edit', {'old': old, 'new': new, 'line': line})
+    assert result == says and len(result.split()) <= 8
   long = 'x' * repair.MAX_CHARACTERS
   result = await env.step('edit', {'line': 2, 'old': '0', 'new': long})
   assert result == 'the code would be too long'
   assert env.source == FAULTY
   with pytest.raises(ValueError, match='tool: got'):
     await env.step('shell', {})
+
+
+@pytest.mark.parametrize(
+  ('line', 'lands'),
+  [(2, 2), (5, 5), (3, 2), (4, 5), (1, 2), (0, 2), (-7, 2), (6, 6), (99, 6)],
+)
+async def test_an_edit_lands_where_old_occurs_nearest_to_the_line(line, lands):
+  env = repair.RepairEnv(practice_on(FAULTY), repair.Verifier(Broken()))
+  has = [i for i, row in enumerate(FAULTY.split('\n'), 1) if 'found' in row]
+  assert has == [2, 5, 6]
+  edit = {'old': 'found', 'new': 'n', 'line': line}
+  assert await env.step('edit', edit) == 'edited'
+  assert env.source == faults.apply(FAULTY, lands, 'found', 'n')
+
+
+async def test_of_two_lines_equally_near_the_edit_takes_the_upper():
+  env = repair.RepairEnv(practice_on(FAULTY), repair.Verifier(Broken()))
+  assert await env.step('edit', {'old': 'fo', 'new': 'go', 'line': 4}) == 'edited'
+  assert env.source == faults.apply(FAULTY, 3, 'fo', 'go')
+
+
+async def test_an_edit_takes_the_nearest_line_even_if_another_has_old_only_once():
+  env = repair.RepairEnv(practice_on(FAULTY), repair.Verifier(Broken()))
+  result = await env.step('edit', {'old': 'n', 'new': 'm', 'line': 99})
+  assert result == 'old occurs 2 times in line 6'
+  assert env.source == FAULTY
+
+
+def test_the_edit_tool_takes_the_text_before_the_line():
+  (edit,) = [tool for tool in repair.TOOLS if tool.name == 'edit']
+  assert list(edit.parameters.items()) == [
+    ('old', 'str'),
+    ('new', 'str'),
+    ('line', 'int'),
+  ]
+
+
+async def test_a_practice_task_has_no_tests_no_outcome_and_asks_no_grader():
+  env = repair.RepairEnv(practice_on(ORIGINAL), repair.Verifier(Untouched()))
+  assert await env.step('test', {}) == 'no tests'
+  assert await env.step('edit', {'old': '<', 'new': '<=', 'line': 4}) == 'edited'
+  assert await env.step('test', {}) == 'no tests'
+  assert await env.step('submit', {}) == 'submitted'
+  outcome = await env.verify()
+  assert outcome.value is None and 'practise' in outcome.reason
 
 
 async def test_infrastructure_fault_is_no_outcome(graders):

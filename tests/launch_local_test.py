@@ -17,6 +17,9 @@ import time
 
 import pytest
 
+from launch import watch
+from swe17 import config
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEADLINE = 60.0  # s; only a hang takes that long
 
@@ -119,6 +122,8 @@ def evaluation(version: int, rates: dict[str, list[float]]) -> str:
   values = [x for unit in rates.values() for x in unit]
   mean = sum(values) / len(values)
   e = {'version': version, 'split': 'heldout', 'pass_at_1': mean, 'units': rates}
+  tasks = {f'{u}/{i}': x for u, xs in rates.items() for i, x in enumerate(xs)}
+  e |= {'tasks': tasks, 'task_units': {k: k.split('/')[0] for k in tasks}}
   return json.dumps({**e, 'low': 0.0, 'high': 1.0})
 
 
@@ -145,11 +150,26 @@ def test_a_finished_run_ends_every_process_and_says_before_and_after(tmp_path):
   assert 'held-out solve rate at version 0: 25.0 % [0.0, 100.0]' in out
   assert 'held-out solve rate at version 9: 93.8 %' in out
   assert 'paired difference: +68.8 points' in out
+  assert '(95 %, 2 functions resampled)' in out
   assert f'run folder: {run_dir}' in out
   assert alive(run_dir) == []
   assert len([n for n in pids(run_dir).values() if n == 'learner']) == 1
   assert (run_dir / 'report.html').exists()
   assert json.loads((run_dir / 'run.json').read_text())['seconds'] > 0
+
+
+def test_before_and_after_are_compared_on_the_tasks_that_both_have(tmp_path):
+  (tmp_path / 'evals').mkdir()
+  before, after = {'f': [0.5, 0.25], 'g': [0.5]}, {'f': [0.75], 'g': [1.0], 'h': [0.0]}
+  (tmp_path / 'evals' / 'a.json').write_text(evaluation(0, before))
+  cfg = config.Config(run_dir=str(tmp_path))
+  assert 'paired' not in watch.summary(cfg, 60.0)
+  (tmp_path / 'evals' / 'b.json').write_text(evaluation(5, after))
+  said = watch.summary(cfg, 60.0)
+  assert 'paired difference: +37.5 points [+25.0, +50.0]' in said
+  assert '2 functions resampled; 2 tasks are without an outcome on one side' in said
+  (tmp_path / 'evals' / 'b.json').write_text(evaluation(5, {'h': [1.0], 'i': [1.0]}))
+  assert 'paired difference: not computed: ' in watch.summary(cfg, 60.0)
 
 
 def test_a_killed_sampler_is_started_again_and_named(tmp_path):

@@ -12,12 +12,12 @@ from swe17.store import groups as group_store
 from swe17.store import kv
 from tests import fixtures
 
-NEWEST = 5
+NEWEST, TOP_K = 5, 4
 
 
 def refuse(episode: types.Episode, truncates: bool = True) -> str | None:
   return buffer.refuse(
-    episode, newest=NEWEST, vocab=fixtures.VOCAB, truncates=truncates
+    episode, newest=NEWEST, vocab=fixtures.VOCAB, truncates=truncates, top_k=TOP_K
   )
 
 
@@ -36,7 +36,11 @@ def altered(name: str, value: float, at: int = 7) -> types.Episode:
 def make(max_staleness: int = 3) -> tuple[kv.Store, buffer.Buffer]:
   store = kv.open('memory://')
   return store, buffer.Buffer(
-    store, max_staleness=max_staleness, vocab=fixtures.VOCAB, truncates=True
+    store,
+    max_staleness=max_staleness,
+    vocab=fixtures.VOCAB,
+    truncates=True,
+    top_k=TOP_K,
   )
 
 
@@ -119,6 +123,16 @@ def test_a_token_outside_its_set_is_refused():
   assert 'outside its kept set' in str(refuse(episode(kept=sets(*good))))
 
 
+def test_a_set_wider_than_top_k_is_refused_by_name():
+  good = [[t] for t in episode().segments[0].token_T.tolist()[4:]]
+  others = [i for i in range(fixtures.VOCAB) if i != good[2][0]]
+  good[2] = sorted(good[2] + others[: TOP_K - 1])
+  assert refuse(episode(kept=sets(*good))) is None
+  good[2] = sorted({*good[2], others[TOP_K]})
+  reason = str(refuse(episode(kept=sets(*good))))
+  assert reason == 'a kept set holds 5 ids, sampler.top_k is 4'
+
+
 def test_a_set_with_an_id_outside_the_vocabulary_is_refused():
   good = [[t] for t in episode().segments[0].token_T.tolist()[4:]]
   good[0] = [good[0][0], fixtures.VOCAB]
@@ -169,6 +183,40 @@ def test_a_corrupt_record_is_set_aside_and_the_rest_goes_on():
   assert store.read('quarantine/groups/00000000') == b'garbage'
   assert buf.poll(0) == 1  # and is not counted again
   assert sum(buf.dropped.values()) == 1
+
+
+def test_the_start_of_a_corrupt_record_is_used_up_and_reported_with_the_next_batch():
+  """Else it would count as outstanding with the rollouts, for ever."""
+  store, buf = make()
+  store.write(group_store.key_of(0), b'garbage')
+  group_store.append(store, fixtures.group(1))
+  buf.poll(0)
+  assert buf.consumed == {0}
+  taken = buf.take(1, step=0, step_of={0: 0})
+  assert starts(taken) == [1]
+  assert taken is not None
+  assert [(g.start, why) for g, why in taken.dropped] == [(0, 'corrupt group record')]
+  assert buffer.cursor(buf.consumed) == (2, [])
+  # A late attempt at the same start does not train.
+  group_store.append(store, fixtures.group(0))
+  assert make_again(store, buf).poll(0) == 0
+
+
+def make_again(store: kv.Store, before: buffer.Buffer) -> buffer.Buffer:
+  """The buffer of a process that took over from another."""
+  _, buf = make()
+  buf._store, buf.consumed = store, set(before.consumed)
+  return buf
+
+
+def test_a_record_that_rots_after_its_start_was_used_up_is_no_second_drop():
+  store, buf = make()
+  buf.consumed = {0}
+  store.write(group_store.key_of(0), b'garbage')
+  group_store.append(store, fixtures.group(1))
+  buf.poll(0)
+  taken = buf.take(1, step=0, step_of={0: 0})
+  assert taken is not None and taken.dropped == []
 
 
 # Order and age.

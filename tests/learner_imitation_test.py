@@ -86,6 +86,16 @@ def test_a_batch_stays_within_its_room_and_leaves_out_what_fits_no_row():
     assert sizes and sum(sizes) <= 60 and max(sizes) <= 32
 
 
+@pytest.mark.parametrize('groups', [0, 2])
+def test_episodes_of_which_none_fits_a_row_are_refused_by_the_settings(groups):
+  store, _ = scripted(groups, turns=((30, 20),))
+  episodes = imitation.Episodes(store, 0)
+  episodes.wait(2 * groups, no)
+  says = rf'none of {2 * groups} .*row of 32.*batch\.row_length.*agent\.max_context'
+  with pytest.raises(ValueError, match=says):
+    episodes.take(60, 32)
+
+
 def test_the_learning_rate_rises_falls_and_stays_below_its_peak():
   cfg = config.Imitation(steps=100, lr=0.01)
   rates = [float(imitation.schedule(cfg)(i)) for i in range(101)]

@@ -208,6 +208,25 @@ def test_killed_after_its_checkpoint_it_goes_on_from_there_bit_equal(
   assert [m.step for m in manifests(store)] == [0, 1, 2, 0, 1, 2, 3, 4]
 
 
+def test_a_start_set_aside_after_the_checkpoint_stays_used_up(straight, tmp_path):
+  class Killed(RuntimeError):
+    pass
+
+  def die(_) -> None:
+    raise Killed
+
+  cfg = settings(tmp_path, steps=2, checkpoint=config.Checkpoint(every=100))
+  store = stock(cfg, [a_group(i) for i in (0, 2, 3, 4)])
+  store.write(group_store.key_of(1), b'garbage')
+  with pytest.raises(Killed):
+    run(cfg, at={2: die})
+  assert saved(cfg)[1]['below'] == 0
+  assert run(cfg, resume=True) == 0
+  assert manifests(store)[-1].plan['consumed_below'] == 5
+  rows = records.read(cfg.run_dir)
+  assert [row['groups_trained'] for row in rows] == [2, 2]
+
+
 def test_batches_without_signal_stop_the_run_with_the_reasons(tmp_path, capsys):
   cfg = settings(tmp_path)
   dead = [a_group(i, (1.0, 1.0)) for i in range(8)]

@@ -250,8 +250,9 @@ def test_tool_output_ten_times_the_models_text_enters_no_statistic():
   params = fixtures.params()
   (item,) = scripted(((2, 2), (40, 2)), width=0)
   s = item.segment
-  token_T = s.token_T.copy()  # other tool output of the same length, but for its end,
-  token_T[4:42] = (token_T[4:42] + 5) % fixtures.VOCAB  # from which the answer is drawn
+  # Other tool output of the same length, but for its last token: that predicts.
+  token_T = s.token_T.copy()
+  token_T[4:43] = (token_T[4:43] + 5) % fixtures.VOCAB
   other = batching.Item(dataclasses.replace(s, token_T=token_T), item.adv)
   open_, blocked = [], []
   for batch in (fill([item]), fill([other])):

@@ -105,6 +105,8 @@ def _eval(folder, version, rate):
     'tokens': 260.5,
     'turns': 5.2,
     'units': units,
+    'tasks': {f'{u}/{i}': x for u, xs in units.items() for i, x in enumerate(xs)},
+    'task_units': {f'{u}/{i}': u for u, xs in units.items() for i in range(len(xs))},
   }
   (folder / 'evals' / f'v{version:03d}.json').write_text(json.dumps(value))
 
@@ -201,10 +203,28 @@ def test_evaluations_that_do_not_pair_say_why(tmp_path):
   _eval(tmp_path, 5, 0.5)
   path = tmp_path / 'evals' / 'v005.json'
   value = json.loads(path.read_text())
-  del value['units']['f3']
+  value['tasks'] = {k: v for k, v in value['tasks'].items() if k.startswith('f3/')}
   path.write_text(json.dumps(value))
   text = _Page(report.render(str(tmp_path))).text
-  assert 'do not pair' in text and "'f3'" in text
+  assert 'do not pair' in text and 'got 1 units' in text
+
+
+def test_evaluations_pair_on_the_tasks_that_both_have(tmp_path):
+  (tmp_path / 'evals').mkdir()
+  _eval(tmp_path, 0, 0.3)
+  _eval(tmp_path, 5, 0.5)
+  text = _Page(report.render(str(tmp_path))).text
+  assert 'without an outcome on one side' not in text
+  paths = [tmp_path / 'evals' / f'v00{v}.json' for v in (0, 5)]
+  before, after = (json.loads(path.read_text()) for path in paths)
+  del before['tasks']['f3/1'], after['tasks']['f4/0'], after['tasks']['f5/2']
+  for path, value in zip(paths, (before, after), strict=True):
+    path.write_text(json.dumps(value))
+  common = before['tasks'].keys() & after['tasks'].keys()
+  gain = sum(after['tasks'][k] - before['tasks'][k] for k in common) / len(common)
+  text = _Page(report.render(str(tmp_path))).text
+  assert f'{100 * gain:+.1f} points' in text
+  assert '3 tasks are without an outcome on one side' in text
 
 
 @pytest.mark.parametrize(

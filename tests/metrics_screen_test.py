@@ -217,7 +217,9 @@ def test_terminal_that_is_not_unicode_gets_ascii_only(tmp_path):
 
 
 _CHILD = """
-import sys, time
+import signal, sys, time
+# A shell that runs the tests in the background has its children ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from swe17.metrics import screen
 shown = screen.Screen('.', 40)
 shown.update('training', 'step 1/40', 0.1)

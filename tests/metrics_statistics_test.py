@@ -87,6 +87,33 @@ def test_sides_that_do_not_pair_are_refused(after, said):
     statistics.paired_interval({'f': [1.0], 'g': [0.0]}, after, seed=0)
 
 
+def test_records_pair_on_the_tasks_that_both_have():
+  unit = {'f/0': 'f', 'f/1': 'f', 'g/0': 'g', 'h/0': 'h'}
+  before = {'tasks': {'g/0': 0.0, 'f/0': 0.5, 'f/1': 0.25}, 'task_units': unit}
+  after = {'tasks': {'f/1': 1.0, 'g/0': 0.5, 'h/0': 1.0}, 'task_units': unit}
+  pairs, alone = statistics.pairs(before, after)
+  assert pairs == ({'f': [0.25], 'g': [0.0]}, {'f': [1.0], 'g': [0.5]})
+  assert alone == 2
+  difference, low, high = statistics.paired_interval(*pairs, seed=0)
+  assert (difference, low, high) == (0.625, 0.5, 0.75)
+
+
+def test_records_of_equal_tasks_pair_as_their_units():
+  unit = {f'{u}/{i}': u for u in 'abc' for i in range(3)}
+  rates = [
+    dict(zip(unit, np.random.default_rng(s).random(9), strict=True)) for s in (0, 1)
+  ]
+  sides = [{'tasks': r, 'task_units': unit} for r in rates]
+  pairs, alone = statistics.pairs(*sides)
+  assert alone == 0
+  for side, rate in zip(pairs, rates, strict=True):
+    assert side == {u: [rate[f'{u}/{i}'] for i in range(3)] for u in 'abc'}
+
+
+def test_records_without_tasks_pair_on_nothing():
+  assert statistics.pairs({}, {'tasks': {}}) == (({}, {}), 0)
+
+
 @pytest.mark.parametrize(
   'per_unit, said',
   [

@@ -15,6 +15,7 @@ from tests import fixtures
 
 CFG = fixtures.MODEL
 V = fixtures.VOCAB
+PLAIN = dataclasses.replace(CFG, bigram=False)
 PARAMS = fixtures.params(sharp=2.0)
 T = 64
 
@@ -95,6 +96,45 @@ def test_a_token_changes_nothing_in_other_segments_and_nothing_before_it():
   last = np.asarray(logits(PARAMS, *rows))[0]
   assert last[37:56].tobytes() == before[37:56].tobytes()
   assert last[:36].tobytes() == after[:36].tobytes()
+
+
+def test_a_segment_with_another_inside_it_does_not_see_that_ones_tokens():
+  """Neither by attention nor as the token before: ids decide, not positions."""
+  rows = packed((0, tokens(30)))
+  rows[2][0, 10:20] = 2
+  before = np.asarray(logits(PARAMS, *rows))[0]
+  for at in (13, 19):  # 19 comes right before the first segment goes on
+    rows[0][0, at] = (rows[0][0, at] + 1) % V
+  after = np.asarray(logits(PARAMS, *rows))[0]
+  assert before[:13].tobytes() == after[:13].tobytes()
+  assert before[20:30].tobytes() == after[20:30].tobytes()
+  assert (np.abs(before - after).max(-1)[13:20] > 1e-4).all()
+  # What goes on has no token before it, as at a segment's start.
+  rows[0][0, 9] = (rows[0][0, 9] + 1) % V
+  moved = np.asarray(_embedded(*rows))[0]
+  rows[0][0, 9] = (rows[0][0, 9] + 1) % V
+  assert moved[20].tobytes() == np.asarray(_embedded(*rows))[0, 20].tobytes()
+  assert moved[20].tobytes() == np.asarray(PARAMS.embed_VD[rows[0][0, 20]]).tobytes()
+
+
+def _embedded(token_BT, position_BT, segment_BT) -> jax.Array:
+  """What enters the first layer: the final norm undone of a model without layers."""
+  seen = []
+  real = transformer._embed
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(transformer, '_embed', lambda *a: seen.append(real(*a)) or seen[0])
+    transformer.apply(PARAMS, token_BT, position_BT, segment_BT, cfg=CFG)
+  return seen[0]
+
+
+def test_the_first_token_of_a_full_row_does_not_follow_the_last():
+  row = tokens(2, T)
+  position = np.tile(np.arange(5, T + 5, dtype=np.int32), (2, 1))
+  ones = np.ones((2, T), np.int32)
+  before = np.asarray(logits(PARAMS, row, position, ones))
+  row[:, -1] = (row[:, -1] + 1) % V
+  after = np.asarray(logits(PARAMS, row, position, ones))
+  assert before[:, :-1].tobytes() == after[:, :-1].tobytes()
 
 
 def test_no_gradient_flows_from_a_logit_to_later_tokens_or_other_segments():
@@ -197,20 +237,74 @@ def test_scores_of_16_prompts_together_and_alone_differ_by_rounding_only():
 
 
 def test_shapes_count_and_initial_scale():
+  for cfg in (CFG, PLAIN):
+    shapes = p.abstract(cfg, V)
+    made = p.init(shapes, jax.random.key(0))
+    pairs = zip(jax.tree.leaves_with_path(shapes), jax.tree.leaves(made), strict=True)
+    for (path, leaf), value in pairs:
+      name = jax.tree_util.keystr(path)
+      assert value.shape == leaf.shape and value.dtype == jnp.float32
+      assert len(leaf.axes) == len(leaf.shape)
+      if leaf.scale == 0:
+        assert bool(jnp.all(value == 1)), name
+      elif not cfg.bigram or not name.endswith(('wk_NDCH', 'wo_NQHD')):
+        # Those two have a start of their own where there is a bigram embedding.
+        assert float(jnp.std(value)) == pytest.approx(leaf.scale, rel=0.05), name
   shapes = p.abstract(CFG, V)
-  made = p.init(shapes, jax.random.key(0))
-  for leaf, value in zip(jax.tree.leaves(shapes), jax.tree.leaves(made), strict=True):
-    assert value.shape == leaf.shape and value.dtype == jnp.float32
-    assert len(leaf.axes) == len(leaf.shape)
-    if leaf.scale:
-      assert float(jnp.std(value)) == pytest.approx(leaf.scale, rel=0.05)
-    else:
-      assert bool(jnp.all(value == 1))
   N, D, F, Q, C, H = 2, 64, 96, 4, 2, 16
   layer = 2 * D + D * Q * H + 2 * D * C * H + Q * H * D + 3 * D * F
   assert p.count(shapes) == V * D + D * D + N * layer + D
-  without = p.abstract(dataclasses.replace(CFG, bigram=False), V)
-  assert p.count(without) == V * D + N * layer + D
+  assert p.count(p.abstract(PLAIN, V)) == V * D + N * layer + D
+
+
+@pytest.fixture(scope='module')
+def wide() -> p.Params:
+  """Wide enough that random vectors are nearly orthogonal. Two query heads a key."""
+  cfg = dataclasses.replace(
+    CFG, layers=1, width=512, ffn=8, heads=8, kv_heads=4, head_dim=128
+  )
+  return p.init(p.abstract(cfg, V), jax.random.key(1))
+
+
+@pytest.mark.parametrize('head', range(4))
+def test_heads_look_for_the_token_before_if_even_and_for_the_same_token_if_odd(
+  wide, head
+):
+  w = jax.tree.map(np.asarray, wide)
+  query_VH = w.embed_VD @ w.layers.wq_NDQH[0, :, 2 * head]
+  token_V = np.random.default_rng(0).permutation(V)
+  # Key i is of a token `token_V[i]` that follows token i.
+  key_VH = (w.embed_VD[token_V] + w.embed_VD @ w.prev_DD) @ w.layers.wk_NDCH[0, :, head]
+  found_V = np.argmax(query_VH @ key_VH.T, axis=1)
+  follows, same = (
+    np.mean(found_V == np.arange(V)),
+    np.mean(token_V[found_V] == range(V)),
+  )
+  assert (follows > 0.95) if head % 2 == 0 else (same > 0.95)
+  assert (same < 0.1) if head % 2 == 0 else (follows < 0.1)
+
+
+def test_a_head_writes_out_what_it_read_through_the_transpose(wide):
+  wv_DCH, wo_QHD = (
+    np.asarray(x[0]) for x in (wide.layers.wv_NDCH, wide.layers.wo_NQHD)
+  )
+  for head in range(8):
+    assert np.array_equal(wo_QHD[head], 0.25 * wv_DCH[:, head // 2].T)
+
+
+def test_without_the_bigram_embedding_attention_starts_at_random():
+  made = p.init(p.abstract(PLAIN, V), jax.random.key(0))
+  assert made.prev_DD is None
+  leaves = made.layers
+  for q in range(4):
+    wv = np.asarray(leaves.wv_NDCH[:, :, q // 2])
+    like = np.corrcoef(np.moveaxis(wv, 1, 2).ravel(), leaves.wo_NQHD[:, q].ravel())
+    assert abs(like[0, 1]) < 0.1
+    for c in range(2):
+      like = np.corrcoef(
+        leaves.wq_NDQH[:, :, q].ravel(), leaves.wk_NDCH[:, :, c].ravel()
+      )
+      assert abs(like[0, 1]) < 0.1
 
 
 def test_equal_shapes_get_different_values_and_equal_keys_the_same():

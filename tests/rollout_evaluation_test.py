@@ -59,6 +59,11 @@ def test_the_record_says_what_is_counted_by_hand():
   )
   # Shares: f/0 1/2, f/1 0, g/0 1. pass@2: 1, 0, 1.
   assert found['units'] == {'f': [0.5, 0.0], 'g': [1.0]}
+  assert found['tasks'] == {'f/0': 0.5, 'f/1': 0.0, 'g/0': 1.0}
+  assert found['task_units'] == {'f/0': 'f', 'f/1': 'f', 'g/0': 'g'}
+  assert evaluation.in_short(found) == {
+    k: v for k, v in found.items() if k not in ('units', 'tasks', 'task_units')
+  }
   assert found['pass_at_1'] == pytest.approx(0.5)
   assert found['pass_at_2'] == pytest.approx(2 / 3)
   # Resampled units: (f, f) 1/4, (g, g) 1, else 1/2: both ends are taken.
@@ -85,6 +90,7 @@ def test_missing_episodes_are_counted_and_are_no_failures():
   )
   assert found['missing'] == 3
   assert found['units'] == {'f': [1.0], 'g': [0.5]}
+  assert found['tasks'] == {'f/0': 1.0, 'g/0': 0.5}
   assert found['pass_at_1'] == pytest.approx(0.75)
   assert found['n_tasks'] == 2
   assert found['tokens'] == 30

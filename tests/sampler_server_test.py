@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import dataclasses
 import json
 import struct
+import threading
 
 from aiohttp import test_utils
 import jax
@@ -14,8 +15,10 @@ import xxhash
 import zstandard
 
 from swe17 import config, types, wire
+from swe17.metrics import records, status
 from swe17.model import params as p
 from swe17.sampler import engine, server
+from swe17.store import kv
 
 MODEL = config.Model(layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16)
 V, LENGTH = 97, 64
@@ -165,6 +168,46 @@ async def test_a_small_body_that_unpacks_to_gigabytes_gets_400(client):
 async def test_other_paths_and_methods_are_not_served(client):
   assert (await client.get('/')).status == 404
   assert (await client.get('/generate')).status == 405
+
+
+class Follower:
+  """Gives nothing new, until it breaks."""
+
+  def __init__(self):
+    self.broken = False
+
+  def poll(self):
+    if self.broken:
+      raise ZeroDivisionError('a bug')
+
+
+async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weights(
+  started, tmp_path, monkeypatch
+):
+  died = []
+  monkeypatch.setattr(threading, 'excepthook', lambda args: died.append(args.thread))
+  cfg = config.Config(run_dir=str(tmp_path), store=f'file://{tmp_path}/s', sampler=CFG)
+  events = records.EventLog(str(tmp_path / 'sampler-0.jsonl'))
+  weights = server.Weights(cfg, events)
+  weights._follower = follower = Follower()
+  weights._thread.start()
+  made = engine.Engine(
+    started._params, 3, model=MODEL, cfg=CFG, length=LENGTH, swap=weights.swap
+  )
+  made.start()
+  says = status.Status(cfg.run_dir, 'sampler-0')
+  serving = asyncio.ensure_future(server._serve(made, cfg, 0, threading.Event(), says))
+  assert (await asyncio.to_thread(made.submit(ask()).result, 60)).version_T[0] == 3
+  late = made.submit(dataclasses.replace(ask(), min_version=4))
+  follower.broken = True
+  await asyncio.wait_for(serving, 60)  # nobody told it to stop
+  with pytest.raises(ConnectionError, match='no newer weights can arrive'):
+    await asyncio.wrap_future(late)
+  assert isinstance(made.error, RuntimeError)  # so `run` returns 1
+  assert isinstance(made.error.__cause__, ZeroDivisionError)
+  assert kv.open(cfg.store).list('samplers/') == []
+  assert {thread.name for thread in died} == {'follow', 'engine'}
+  events.close()
 
 
 async def test_open_requests_get_503_when_the_engine_ends(started):

@@ -130,6 +130,12 @@ def test_damaged_group_is_an_error_and_is_set_aside(store: kv.Store, damage: str
   assert groups.list_new(store, set()) == [groups.key_of(6)]
   groups.quarantine(store, key)  # once more changes nothing
   assert store.read('quarantine/' + key) == data
+  assert groups.quarantined(store) == {groups.start_of(key)}
+
+
+def test_nothing_is_set_aside_in_a_sound_store(store: kv.Store):
+  groups.append(store, _group(4))
+  assert groups.quarantined(store) == set()
 
 
 def test_group_damaged_on_the_way_is_read_again():
@@ -174,6 +180,8 @@ def test_other_keys_are_not_groups(store: kv.Store, key: str):
     groups.load(store, key)
   with pytest.raises(ValueError, match='group key'):
     groups.discard(store, [key])
+  with pytest.raises(ValueError, match='group key'):
+    groups.start_of(key)
 
 
 def test_start_index_out_of_range_is_refused(store: kv.Store):

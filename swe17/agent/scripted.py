@@ -32,7 +32,10 @@ SUSPECT = {
 }
 # The agent suspects operators, numbers and conditions, never names: edits whose texts
 # hold other words than these are not in its repertoire.
-_WORDS = frozenset('and or not is in if elif while return True False None'.split())
+_WORDS = frozenset(
+  ('and', 'or', 'not', 'is', 'in', 'if', 'elif', 'while', 'return')
+  + ('True', 'False', 'None')
+)
 _WORD = re.compile(r'[A-Za-z_]\w*')
 _ROW = re.compile(r'\d+\|')
 
@@ -81,7 +84,8 @@ class Scripted:
   async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
     rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
     messages = chat.messages(self._tok, request.token_T.tolist())
-    turn = _turn(self._tok, rng, self._style, _read(messages))
+    room = request.max_new - 1
+    turn = _turn(self._tok, rng, self._style, _read(messages), room)
     ids = [*turn, self._tok.end][: request.max_new]
     n = len(ids)
     return types.GenerateResult(
@@ -132,13 +136,13 @@ def _after(seen: _Seen, call: tools.Call, result: str) -> _Seen:
 
 
 def _turn(
-  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen
+  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen, room: int
 ) -> list[int]:
-  """Ids of the next turn, without the end token."""
+  """Ids of the next turn, without the end token, for which `room` ids leave space."""
   if not seen.source:
     return _thought(tok, rng, style, 'look') + chat.call(tok, 'view')
   if style.practice:
-    return _practice(tok, rng, style, seen)
+    return _practice(tok, rng, style, seen, room)
   stop = seen.verdict == 'passed' or (seen.edited and not seen.verdict)
   if stop or (seen.verdict and rng.random() >= style.persist):
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
@@ -157,17 +161,20 @@ def _turn(
 
 
 def _practice(
-  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen
+  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen, room: int
 ) -> list[int]:
-  """Edits that are undone at once; then, some time, submit."""
+  """Edits that are undone at once, those that fit in `room`; some time, submit."""
   found = _edits(tok, seen.source)
   if not found or rng.random() >= style.persist:
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
   chosen = rng.choices(found, k=style.practice)
-  ids = _thought(tok, rng, style, SUSPECT[chosen[0][1]])
-  for (line, old, new), _ in chosen:
-    ids += chat.call(tok, 'edit', old=old, new=new, line=line) + chat.call(tok, 'undo')
-  return ids
+  ids: list[int] = []
+  for (line, old, new), kind in chosen:
+    pair = [] if ids else _thought(tok, rng, style, SUSPECT[kind])
+    pair += chat.call(tok, 'edit', old=old, new=new, line=line)
+    pair += chat.call(tok, 'undo')
+    ids += pair if len(ids) + len(pair) <= room else []
+  return ids or _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
 
 
 def _thought(

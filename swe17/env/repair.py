@@ -322,6 +322,8 @@ class RepairEnv:
 
   async def _test(self) -> str:
     total = len(self._task.payload['visible'])
+    if not total:
+      return 'no tests'
     failed = await self._failures('visible')
     return f'failed {failed} of {total}' if failed else f'passed {total} of {total}'
 

@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 def refuse(
-  episode: types.Episode, *, newest: int, vocab: int, truncates: bool
+  episode: types.Episode, *, newest: int, vocab: int, truncates: bool, top_k: int
 ) -> str | None:
   """Why an episode cannot be trained on, or None.
 
-  Written as 'keep if inside', so that NaN is refused.
+  `top_k` bounds the kept sets. Written as 'keep if inside', so that NaN is refused.
   """
   if episode.status not in ('valid', 'masked', 'invalid'):
     return f'unknown status {episode.status!r}'
@@ -53,7 +53,7 @@ def refuse(
       return f'a token claims a weight version outside 0..{newest}'
     if not np.all((segment.kept.ids >= 0) & (segment.kept.ids < vocab)):
       return 'a kept id is outside the vocabulary'
-    reason = _refuse_sets(segment, truncates)
+    reason = _refuse_sets(segment, truncates, top_k)
     if reason:
       return reason
   return None
@@ -63,7 +63,7 @@ def _per_token(segment: types.Segment) -> list[np.ndarray]:
   return [array for name, array in vars(segment).items() if name != 'kept']
 
 
-def _refuse_sets(segment: types.Segment, truncates: bool) -> str | None:
+def _refuse_sets(segment: types.Segment, truncates: bool, top_k: int) -> str | None:
   """Kept sets belong to sampled tokens, one each under filters, and hold them."""
   size_T, mask_T = segment.kept.size_T, segment.mask_T
   if size_T.shape != mask_T.shape or np.any(size_T[~mask_T] > 0):
@@ -71,6 +71,8 @@ def _refuse_sets(segment: types.Segment, truncates: bool) -> str | None:
   if np.any((size_T[mask_T] > 0) != truncates):
     return 'a sampled token lacks its kept set' if truncates else 'an unasked kept set'
   if truncates:
+    if not np.all(size_T <= top_k):
+      return f'a kept set holds {size_T.max()} ids, sampler.top_k is {top_k}'
     at = np.repeat(np.arange(size_T.size), size_T)
     hit_T = np.zeros(size_T.size, bool)
     np.logical_or.at(hit_T, at, segment.kept.ids == segment.token_T[at])
@@ -103,10 +105,16 @@ class Buffer:
   """Waiting groups of one run. Consumed starts and counters are its state."""
 
   def __init__(
-    self, store: kv.Store, *, max_staleness: int, vocab: int, truncates: bool
+    self,
+    store: kv.Store,
+    *,
+    max_staleness: int,
+    vocab: int,
+    truncates: bool,
+    top_k: int,
   ):
-    self._store = store
-    self._max_staleness, self._vocab, self._truncates = max_staleness, vocab, truncates
+    self._store, self._max_staleness = store, max_staleness
+    self._vocab, self._truncates, self._top_k = vocab, truncates, top_k
     self._waiting: dict[int, types.Group] = {}
     self._seen: set[str] = set()
     self.consumed: set[int] = set()
@@ -123,7 +131,7 @@ class Buffer:
       except ValueError as e:
         where = group_store.quarantine(self._store, key)
         _log.warning('group set aside as %s: %s', where, e)
-        self.dropped['corrupt group record'] += 1
+        self._lost(key)
         continue
       if group.start in self.consumed or group.start in self._waiting:
         self.dropped['duplicate of a group already taken'] += 1
@@ -131,12 +139,25 @@ class Buffer:
       self._waiting[group.start] = self._checked(group, newest)
     return len(self._waiting)
 
+  def _lost(self, key: str) -> None:
+    """Consumes the start of a group that did not decode: nobody waits for it again."""
+    self.dropped['corrupt group record'] += 1
+    start = group_store.start_of(key)
+    if start not in self.consumed:
+      self.consumed.add(start)
+      group = types.Group(key, start, task_id='', unit='', episodes=())
+      self._overdue.append((group, 'corrupt group record'))
+
   def _checked(self, group: types.Group, newest: int) -> types.Group:
     """The group with refused episodes made invalid, counted and named."""
     episodes = []
     for episode in group.episodes:
       reason = refuse(
-        episode, newest=newest, vocab=self._vocab, truncates=self._truncates
+        episode,
+        newest=newest,
+        vocab=self._vocab,
+        truncates=self._truncates,
+        top_k=self._top_k,
       )
       if reason:
         self.dropped[reason] += 1

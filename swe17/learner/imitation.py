@@ -51,10 +51,18 @@ class Episodes:
     return len(self._segments)
 
   def take(self, tokens: int, longest: int) -> list[batching.Item]:
-    """Items of about `tokens` tokens in all, none longer than `longest`."""
+    """Items of about `tokens` tokens in all, none longer than `longest`.
+
+    ValueError if no episode is as short as that.
+    """
     items: list[batching.Item] = []
     while True:
       if not self._order:
+        if not any(s.token_T.size - 1 <= longest for s in self._segments):
+          raise ValueError(
+            f'imitation: none of {len(self._segments)} scripted episodes fits a row of '
+            f'{longest} tokens; raise batch.row_length or lower agent.max_context'
+          )
         self._order = self._rng.permutation(len(self._segments)).tolist()
       segment = self._segments[self._order[-1]]
       size = segment.token_T.size - 1

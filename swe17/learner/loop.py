@@ -109,6 +109,7 @@ def _open(cfg: config.Config, stop: threading.Event) -> Run:
       max_staleness=cfg.rollout.max_staleness,
       vocab=vocab,
       truncates=cfg.sampler.sampling.truncates,
+      top_k=cfg.sampler.top_k,
     ),
     publisher=publisher.Publisher(store, cfg.sync, attempt=uuid.uuid4().hex[:12]),
     checkpoints=checkpoint.Checkpoints(cfg.run_dir, cfg.checkpoint),
@@ -133,6 +134,8 @@ def _begin(run_: Run, resume: bool) -> None:
     like = st.init(run_.state.params, tx)
     run_.state, extra = run_.checkpoints.restore(like)
     run_.buffer.consumed = buffer.uncursor(extra['below'], extra['rest'])
+    # What was set aside since the checkpoint is in the store no longer.
+    run_.buffer.consumed |= group_store.quarantined(run_.store)
     run_.buffer.dropped.update(extra['dropped'])
     run_.skipped = extra['skipped']
     run_.step_of = {int(v): s for v, s in extra['step_of'].items()}

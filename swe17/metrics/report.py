@@ -144,17 +144,17 @@ def _headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
   try:
-    gain, low, high = statistics.paired_interval(
-      before.get('units') or {}, after.get('units') or {}, seed=0
-    )
-  except (ValueError, TypeError) as e:
+    pairs, alone = statistics.pairs(before, after)
+    gain, low, high = statistics.paired_interval(*pairs, seed=0)
+  except (ValueError, TypeError, KeyError, AttributeError) as e:
     return {'gain_note': f'the two evaluations do not pair: {e}'}
+  without = f'; {alone} tasks are without an outcome on one side' if alone else ''
   verdict = 'excludes 0' if low > 0 or high < 0 else 'includes 0'
   return {
     'gain': f'{100 * gain:+.1f} points',
     'gain_note': (
       f'95 % interval {100 * low:+.1f} to {100 * high:+.1f}, which {verdict}; '
-      'paired by task, bootstrap over functions'
+      f'paired by task, bootstrap over functions{without}'
     ),
   }
 

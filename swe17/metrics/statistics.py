@@ -8,8 +8,11 @@ tasks, sum_u s_u / sum_u n_u. With few units (under ~20) the intervals are too n
 
 from collections.abc import Mapping, Sequence
 import math
+from typing import Any
 
 import numpy as np
+
+Units = dict[str, list[float]]  # unit -> pass rates of its tasks
 
 
 def mean_interval(
@@ -66,6 +69,23 @@ def paired_interval(
       )
     difference[unit] = (a - b).tolist()
   return mean_interval(difference, seed=seed, samples=samples)
+
+
+def pairs(
+  before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[tuple[Units, Units], int]:
+  """Pass rates by unit on the tasks that two evaluation records share.
+
+  A task is in both if an episode of it has an outcome on both sides. Returns what
+  `paired_interval` takes, and how many tasks are on one side only.
+  """
+  sides = before.get('tasks') or {}, after.get('tasks') or {}
+  units: tuple[Units, Units] = {}, {}
+  for task_id in sorted(sides[0].keys() & sides[1].keys()):
+    unit = before['task_units'][task_id]
+    for side, rates in zip(units, sides, strict=True):
+      side.setdefault(unit, []).append(rates[task_id])
+  return units, len(sides[0].keys() ^ sides[1].keys())
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

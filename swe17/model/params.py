@@ -112,8 +112,8 @@ def _mimetic(params: Params) -> Params:
 
   Values go out through the transpose of the way they came in; keys of even heads match
   queries with the *previous* token (so the head looks for what followed the last
-  occurrence), those of odd heads with the same token. After Trockman and Kolter, "Mimetic
-  Initialization of Self-Attention Layers" (arXiv:2305.09828).
+  occurrence), those of odd heads with the same token. After Trockman and Kolter,
+  "Mimetic Initialization of Self-Attention Layers" (arXiv:2305.09828).
   """
   layers = params.layers
   C = layers.wk_NDCH.shape[2]
@@ -122,12 +122,12 @@ def _mimetic(params: Params) -> Params:
   before_NDCH = jnp.einsum('ED,NECH->NDCH', params.prev_DD, same_NDCH)
   even_C = (jnp.arange(C) % 2 == 0)[None, None, :, None]
   wv_NDQH = jnp.repeat(layers.wv_NDCH, G, axis=2)
-  return params.replace(
-    layers=layers.replace(
-      wk_NDCH=jnp.where(even_C, before_NDCH, same_NDCH),
-      wo_NQHD=_COPY * jnp.einsum('NDQH->NQHD', wv_NDQH),
-    )
+  layers = dataclasses.replace(
+    layers,
+    wk_NDCH=jnp.where(even_C, before_NDCH, same_NDCH),
+    wo_NQHD=_COPY * jnp.einsum('NDQH->NQHD', wv_NDQH),
   )
+  return dataclasses.replace(params, layers=layers)
 
 
 def rounded(params: Params) -> Params:

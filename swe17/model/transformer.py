@@ -80,8 +80,11 @@ def apply(
   def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
     return block(layer, x_BTD, position_BT, attend, cfg), None
 
-  before_BT = jnp.roll(token_BT, 1, axis=1)
-  x_BTD = _embed(params, token_BT, jnp.where(position_BT > 0, before_BT, -1))
+  # A token follows the one before it in the row only within its own segment.
+  first_B1 = jnp.full_like(token_BT[:, :1], -1)
+  same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
+  before_BT = jnp.where(same_BT, token_BT[:, :-1], -1)
+  x_BTD = _embed(params, token_BT, jnp.concatenate([first_B1, before_BT], axis=1))
   x_BTD, _ = jax.lax.scan(
     jax.checkpoint(step) if cfg.remat else step,
     x_BTD,

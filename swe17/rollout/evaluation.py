@@ -1,7 +1,7 @@
 """Evaluation: seeded episodes of every task, as one record with intervals."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from swe17 import types
@@ -50,20 +50,24 @@ def record(
 ) -> dict[str, Any]:
   """What `evals/*.json` holds: pass@1, pass@k, costs, and rates by function.
 
-  `units` lists, per function, the share solved of each of its tasks in order of task
-  id. Episodes without an outcome are counted as `missing` and are in no rate.
+  `tasks` gives the share solved by task id, `task_units` the function of each, and
+  `units` the shares by function, in order of task id. Episodes without an outcome are
+  counted as `missing` and are in no rate.
   """
   by_task: dict[str, list[types.Episode]] = {}
   for episode in episodes:
     by_task.setdefault(episode.task_id, []).append(episode)
   units: dict[str, list[float]] = {}
+  tasks: dict[str, float] = {}
+  unit_of: dict[str, str] = {}
   passes: list[float] = []
   for task_id in sorted(by_task):
     valid = [e for e in by_task[task_id] if e.status != 'invalid']
     if not valid:
       continue
     solved = sum(e.solved for e in valid)
-    units.setdefault(valid[0].unit, []).append(solved / len(valid))
+    tasks[task_id], unit_of[task_id] = solved / len(valid), valid[0].unit
+    units.setdefault(unit_of[task_id], []).append(tasks[task_id])
     passes.append(statistics.pass_at_k(len(valid), solved, min(samples, len(valid))))
   mean, low, high = statistics.mean_interval(units, seed=seed)
   valid = [e for e in episodes if e.status != 'invalid']
@@ -85,4 +89,11 @@ def record(
     'episode_seconds': records.mean([e.seconds for e in valid]),
     'seconds': seconds,
     'units': units,
+    'tasks': tasks,
+    'task_units': unit_of,
   }
+
+
+def in_short(record: Mapping[str, Any]) -> dict[str, Any]:
+  """A record without its lists: what an event or a line of output holds."""
+  return {k: v for k, v in record.items() if not isinstance(v, Mapping)}

@@ -129,7 +129,9 @@ async def _scripted(state: Rollout) -> None:
   have = {int(key.rsplit('/', 1)[1]) for key in store.list('groups/')}
   size, total = cfg.rollout.group_size, cfg.imitation.episodes
   want = [start for start in range(-(-total // size)) if start not in have]
-  practice = await asyncio.to_thread(library.practice, world.heldout)
+  practice: list[types.Task] = []
+  if want and cfg.imitation.practice:
+    practice = await asyncio.to_thread(library.practice, world.heldout)
 
   async def one(index: int) -> types.Episode:
     rng = random.Random(f'{cfg.seed}/scripted/{index}')
@@ -137,7 +139,12 @@ async def _scripted(state: Rollout) -> None:
     task = _task(practice if practises else world.train, cfg.seed, index)
     style = scripted.PRACTICE if practises else scripted.CLUMSY
     agent = scripted.Scripted(world.tok, rng, style)
-    return await world.episode(task, agent, 'scripted', index, types.Sampling())
+    episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
+    if not practises:
+      return episode
+    # However it ended, nothing says whether it was good.
+    none = types.Outcome(None, 'a function to practise on')
+    return dataclasses.replace(episode, status='invalid', outcome=none)
 
   for i, start in enumerate(want):
     # Not a group of one task: a record that holds several episodes.
@@ -349,4 +356,4 @@ async def _evaluate(state: Rollout, label: str) -> None:
     seconds=time.monotonic() - began,
   )
   lines.replace(str(path), json.dumps(record, indent=1).encode())
-  state.events.write('evaluation', **{k: v for k, v in record.items() if k != 'units'})
+  state.events.write('evaluation', **evaluation.in_short(record))

@@ -41,6 +41,7 @@ class Weights:
     self._staged: follower.Staged | None = None
     self._taken, self._stop = threading.Event(), threading.Event()
     self._params: p.Params | None = None
+    self._error: BaseException | None = None
     self._thread = threading.Thread(target=self._follow, name='follow', daemon=True)
 
   def first(self, shapes: p.Params, stopped: threading.Event) -> int | None:
@@ -62,7 +63,12 @@ class Weights:
     return self._params
 
   def swap(self) -> tuple[p.Params, int] | None:
-    """Applies a staged version in place, if there is one. Engine thread only."""
+    """Applies a staged version in place, if there is one. Engine thread only.
+
+    RuntimeError once nobody follows the store: the engine must not serve old weights.
+    """
+    if self._error is not None:
+      raise RuntimeError('no newer weights can arrive') from self._error
     staged = self._staged
     if staged is None or self._params is None:
       return None
@@ -79,6 +85,13 @@ class Weights:
     self._taken.set()
 
   def _follow(self) -> None:
+    try:
+      self._stage()
+    except BaseException as e:
+      self._error = e
+      raise
+
+  def _stage(self) -> None:
     while not self._stop.is_set():
       if self._staged is None:
         self._taken.clear()

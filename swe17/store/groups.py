@@ -17,6 +17,7 @@ from swe17 import types, wire
 from swe17.store import kv
 
 _PREFIX = 'groups/'
+_QUARANTINE = 'quarantine/'
 _KEY = re.compile(r'groups/(\d{8})')
 _TRIES = 3
 
@@ -26,6 +27,14 @@ def key_of(start: int) -> str:
   if not 0 <= start < 10**8:
     raise ValueError(f'group start index: got {start}, want 0 <= start < 10**8')
   return f'{_PREFIX}{start:08d}'
+
+
+def start_of(key: str) -> int:
+  """Inverse of `key_of`; ValueError if `key` is no group's."""
+  match = _KEY.fullmatch(key)
+  if match is None:
+    raise ValueError(f'group key: got {key!r}, want groups/ and eight digits')
+  return int(match.group(1))
 
 
 def append(store: kv.Store, group: types.Group) -> bool:
@@ -65,21 +74,19 @@ def load(store: kv.Store, key: str) -> types.Group:
 
 
 def _load(store: kv.Store, key: str) -> types.Group:
-  match = _KEY.fullmatch(key)
-  if match is None:
-    raise ValueError(f'group key: got {key!r}, want groups/ and eight digits')
+  start = start_of(key)
   data = store.read(key)
   if data is None:
     raise kv.StoreError(store.url, key, 'the group is no longer there')
   group = wire.bytes_to_group(data)
-  if group.start != int(match.group(1)):
+  if group.start != start:
     raise ValueError(f'{key} holds the group with start index {group.start}')
   return group
 
 
 def quarantine(store: kv.Store, key: str) -> str:
   """Moves a damaged group out of the learner's way; returns where its bytes lie now."""
-  target = f'quarantine/{key}'
+  target = f'{_QUARANTINE}{key}'
   data = store.read(key)
   if data is not None:
     store.write(target, data)  # first the copy: a crash in between loses nothing
@@ -87,9 +94,14 @@ def quarantine(store: kv.Store, key: str) -> str:
   return target
 
 
+def quarantined(store: kv.Store) -> set[int]:
+  """Start indices of the groups that were set aside."""
+  keys = store.list(f'{_QUARANTINE}{_PREFIX}')
+  return {start_of(key.removeprefix(_QUARANTINE)) for key in keys}
+
+
 def discard(store: kv.Store, keys: Iterable[str]) -> None:
   """Deletes consumed groups. Only after the checkpoint that names them is committed."""
   for key in keys:
-    if not _KEY.fullmatch(key):
-      raise ValueError(f'group key: got {key!r}, want groups/ and eight digits')
+    start_of(key)  # nothing but groups
     store.delete(key)

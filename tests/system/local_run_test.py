@@ -279,6 +279,26 @@ def test_the_killed_sampler_is_named_and_started_again(finished):
   assert 'error:' not in finished.text
 
 
+def test_the_last_checkpoint_evaluated_by_hand_gives_the_runs_own_numbers(finished):
+  argv = [sys.executable, '-m', 'experiments.evaluate', f'--run_dir={finished.folder}']
+  done = subprocess.run(
+    [*argv, '--samples=1'],
+    check=False,
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=DEADLINE,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert f'checkpoint of step {STEPS}' in done.stdout
+  found = json.loads(done.stdout.splitlines()[-1])
+  own = json.loads((finished.folder / 'evals/after.json').read_text())
+  # Equal weights, tasks, filters and seeds: equal draws.
+  for name in ('pass_at_1', 'n_tasks', 'n_functions', 'samples', 'tokens', 'turns'):
+    assert found[name] == own[name], name
+  assert (found['split'], found['step']) == ('heldout', STEPS)
+
+
 def change(run: Run, **values: object) -> None:
   """Edits the settings that the run is gone on with."""
   path = run.folder / 'config.json'

@@ -172,7 +172,7 @@ def test_missing_things_are_named(file, argv, thing, hint, capsys):
 OTHER = {
   'tasks.family': 'kernels', 'sandbox.backend': 'process', 'store': 'file:///elsewhere/store',
   'agent.on_malformed': 'answer', 'loss.baseline': 'mean', 'optim.on_nonfinite': 'stop',
-  'model.heads': 2 * config.Model().heads, 'model.kv_heads': 1 if config.Model().kv_heads > 1 else config.Model().heads,
+  'model.heads': 2 * config.Model().heads, 'model.kv_heads': 1,
   'model.head_dim': 2 * config.Model().head_dim, 'run_dir': '/elsewhere',
   'agent.max_context': config.Agent().max_context - 1,
 }  # fmt: skip

@@ -4,8 +4,8 @@
   python -m experiments.swe17 --config=experiments/configs/quickstart.py
 
 Hardware: 2 cores, 24 GiB, no accelerator. Wall time: about 10 minutes, evaluation
-included. Number to expect: a warm start that solves about 8 % of the held-out tasks;
-README.md says what training adds to it so far.
+included. Number to expect: the held-out solve rate rises from about 8 % to about 23 %
+(one run, seed 0).
 
 Arguments, after a colon, are the two ablations:
   no_replay   the learner scores tokens over the whole vocabulary, not the kept sets

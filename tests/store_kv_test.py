@@ -88,7 +88,10 @@ def test_create_refuses_what_write_wrote(store: kv.Store):
 
 
 def test_delete_of_an_absent_key_is_no_error(store: kv.Store):
+  store.write('a', b'1')
   store.delete('nothing/here')
+  assert store.read('nothing/here') is None
+  assert store.list('') == ['a']
 
 
 def test_list_is_sorted_and_sees_the_last_write(store: kv.Store):

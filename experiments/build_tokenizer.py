@@ -3,10 +3,9 @@
   python -m experiments.build_tokenizer [--out=swe17/agent/data/tokenizer.json]
 
 Trains byte-level BPE on functions of 3 to 15 lines, rendered as the `view` tool shows
-them, and gives every piece in `wanted()` (operators, small numbers, indents, results) a
+them, and gives every piece in `wanted()` (operators, small numbers, anchors, results) a
 token of its own. Deterministic for one Python version. Prints what the format costs:
-tokens of a view, and the share of candidate edits whose `old` can be copied token for
-token from the line. About 10 s on one core.
+tokens of a view. About 10 s on one core.
 """
 
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from swe17.agent import scripted, tokenizer
-from swe17.env import faults, library, repair
+from swe17.env import anchors, library
 
 _OUT = flags.DEFINE_string('out', str(tokenizer.PATH), 'file to write')
 _SPACED = (
@@ -32,15 +31,16 @@ _LEADING = (
   *('return', 'if', 'elif', 'while', 'not', 'def', 'for', 'raise', 'assert', 'with'),
   *('del', 'yield', 'lambda', 'except', 'import', 'from'),
 )
-_WORDS = ('edited', 'undone', 'submitted', 'line')
+_WORDS = ('edited', 'undone', 'submitted')
+_INDENTS = (4, 8, 12, 16, 20)
+_ANCHORS = range(1, 50)
 _THOUGHTS = ('look', 'done', *scripted.SUSPECT.values())
 _PHRASES = (
   'Repair ',
   ': its tests fail.',
   'nothing to undo',
-  'old is not in the code',
-  'old occurs ',
-  ' times in ',
+  'nothing changed',
+  'no anchor ',
 )
 _COUNTS = range(9)  # cases a visible test may have
 
@@ -50,9 +50,9 @@ def pattern() -> str:
   escape = _escape
   return '|'.join(
     [
-      r'\n',
-      r'\| *(?=[^ ]|$)',  # the gutter after a line number, with the line's indent
-      r'(?:passed|failed) [0-9]+| of [0-9]+|line (?=[0-9])',
+      r'\n *',  # a line's end with the next one's indent
+      '«n?[0-9]+»',
+      r'(?:passed|failed) [0-9]+| of [0-9]+',
       '|'.join(map(escape, _PHRASES)),
       ' (?:' + '|'.join(map(escape, _SPACED)) + ') ',
       '(?:' + '|'.join(_LEADING) + ') ',
@@ -70,7 +70,9 @@ def wanted() -> list[str]:
   """Pieces that must be one token each, however rare they are in the library."""
   return [
     *(str(n) for n in range(100)),
-    *('|' + ' ' * n for n in (0, 4, 8, 12, 16, 20)),
+    *('\n' + ' ' * n for n in _INDENTS),
+    *(f'«{n}»' for n in _ANCHORS),
+    *(f'«n{n}»' for n in _ANCHORS),
     *(f' {op} ' for op in _SPACED),
     *_BARE,
     *(f'{word} ' for word in _LEADING),
@@ -94,9 +96,9 @@ def build(sources: Iterable[str]) -> str:
     ]
   )
   bpe.decoder = decoders.ByteLevel()
-  texts = [repair.view(source) for source in sources]
+  texts = [_view(source) for source in sources]
   weight = max(1000, 10 * len(texts))
-  texts += [f'\n{piece}' * weight for piece in [*wanted(), 'line 1']]
+  texts += wanted() * weight
   trainer = trainers.BpeTrainer(
     vocab_size=tokenizer.VOCABULARY - len(tokenizer.MARKUP),
     initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -130,33 +132,18 @@ def _with_markup(spec: dict) -> str:
   return json.dumps(spec, ensure_ascii=False, indent=1) + '\n'
 
 
-def copyable(tok: tokenizer.Tokenizer, row: str, old: str) -> bool:
-  """Whether the ids of `old` occur side by side among the ids of its row."""
-  ids, part = tok.encode(row), tok.encode(json.dumps(old, ensure_ascii=False)[1:-1])
-  return any(ids[i : i + len(part)] == part for i in range(len(ids)))
+def _view(source: str) -> str:
+  pieces = anchors.split(source)
+  return anchors.view(pieces, anchors.names(pieces))
 
 
 def measure(tok: tokenizer.Tokenizer, sources: list[str]) -> dict[str, float]:
-  """Mean tokens of a view and of an edit's two texts; shares that can be copied."""
-  raw, wide, length, edits = 0, 0, 0, 0
-  views = [len(tok.encode(repair.view(source))) for source in sources]
-  for source in sources:
-    rows = repair.view(source).split('\n')
-    for fault in faults.candidates(source):
-      row = rows[fault.line - 1]
-      old, new = tokenizer.widen(tok, row, fault.old, fault.new)
-      raw += copyable(tok, row, fault.old)
-      wide += copyable(tok, row, old)
-      length += len(tok.encode(old)) + len(tok.encode(new))
-      edits += 1
+  """Tokens of a view."""
+  views = sorted(len(tok.encode(_view(source))) for source in sources)
   return {
     'functions': len(sources),
     'view_tokens': sum(views) / len(views),
-    'view_tokens_p90': sorted(views)[int(0.9 * len(views))],
-    'candidates': edits / len(sources),
-    'old_and_new_tokens': length / edits,
-    'copyable_as_found': raw / edits,
-    'copyable_widened': wide / edits,
+    'view_tokens_p90': views[int(0.9 * len(views))],
   }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from swe17 import config, types, wire
 from swe17.agent import chat, episode, record, tokenizer, tools
-from swe17.env import faults, grader, repair
+from swe17.env import anchors, faults, grader, repair
 
 TOK = tokenizer.load()
 SOURCE = """\
@@ -33,42 +33,48 @@ VIEW, TEST, SUBMIT = (chat.call(TOK, name) for name in ('view', 'test', 'submit'
 
 
 class Toy:
-  """The repair tools over source texts; solved when the text is the original again."""
+  """The repair tools over a source; solved when its text is the original's again."""
 
   tools = repair.TOOLS
 
   def __init__(self, source=''):
-    self.source = source or faults.apply(SOURCE, FAULT.line, FAULT.old, FAULT.new)
-    self.earlier: list[str] = []
+    source = source or faults.apply(SOURCE, FAULT.line, FAULT.old, FAULT.new)
+    self.pieces = anchors.split(source)
+    self.anchors = anchors.names(self.pieces)
+    self.earlier: list[list[str]] = []
     self.ran: list[str] = []
     self.done = False
     self.verified = 0
+
+  @property
+  def view(self):
+    return anchors.view(self.pieces, self.anchors)
 
   async def step(self, name, arguments):
     self.ran.append(name)
     match name:
       case 'view':
-        return repair.view(self.source)
+        return self.view
       case 'edit':
-        edit = (arguments['line'], arguments['old'], arguments['new'])
-        try:
-          edited = faults.apply(self.source, *edit)
-        except ValueError as e:
-          return str(e)
-        self.earlier.append(self.source)
-        self.source = edited
+        self.earlier.append(list(self.pieces))
+        index = self.anchors[arguments['at'].strip('«»')]
+        self.pieces[index] = arguments['new'].strip(' ')
         return 'edited'
       case 'undo':
-        self.source = self.earlier.pop() if self.earlier else self.source
+        self.pieces = self.earlier.pop() if self.earlier else self.pieces
         return 'undone'
       case 'test':
-        return 'passed 6 of 6' if self.source == SOURCE else 'failed 3 of 6'
+        return 'passed 6 of 6' if self.solved else 'failed 3 of 6'
     self.done = True
     return 'submitted'
 
+  @property
+  def solved(self):
+    return ''.join(self.pieces) == SOURCE
+
   async def verify(self):
     self.verified += 1
-    return types.Outcome(float(self.source == SOURCE))
+    return types.Outcome(float(self.solved))
 
 
 class Sampler:
@@ -157,7 +163,7 @@ async def test_context_is_prompt_turns_as_served_and_results_and_only_grows():
   turns = [ended(*think, *VIEW), ended(*think, *VIEW, *TEST), ended(*SUBMIT)]
   sampler, env = Sampler(*turns), Toy()
   done = await run(sampler, env)
-  code = repair.view(env.source)
+  code = env.view
   want = chat.open_prompt(TOK, TASK.prompt) + turns[0]
   want += chat.tool_results(TOK, [code]) + turns[1]
   want += chat.tool_results(TOK, [code, 'failed 3 of 6']) + turns[2]
@@ -208,7 +214,7 @@ async def test_a_stray_special_id_does_not_shift_the_results(special, at):
   done = await run(Sampler(ended(*turn), ended(*SUBMIT)), env)
   given = done.segments[0].token_T[~done.segments[0].mask_T].tolist()
   want = chat.open_prompt(TOK, TASK.prompt)
-  assert given == want + chat.tool_results(TOK, [repair.view(env.source)])
+  assert given == want + chat.tool_results(TOK, [env.view])
 
 
 async def test_a_sampler_that_sends_a_nan_makes_the_episode_invalid_and_is_named():
@@ -235,6 +241,22 @@ async def test_a_malformed_call_ends_the_episode_and_none_of_the_turn_runs():
   assert (env.verified, done.submitted, done.cut) == (0, False, False)
 
 
+async def test_the_edit_that_takes_the_fault_back_is_run_and_scores():
+  edit = chat.call(TOK, 'edit', at='«13»', new=' + ')
+  env, wrong = Toy(), chat.call(TOK, 'edit', at='«14»', new='5')
+  turns = (ended(*VIEW), ended(*wrong, *TEST), ended(*chat.call(TOK, 'undo'), *edit))
+  done = await run(Sampler(*turns, ended(*TEST), ended(*SUBMIT)), env)
+  assert env.ran == ['view', 'edit', 'test', 'undo', 'edit', 'test', 'submit']
+  assert (done.outcome.value, done.solved, done.tests) == (1.0, True, 2)
+  results = [
+    text
+    for role, text in chat.messages(TOK, done.segments[0].token_T.tolist())
+    if role == 'tool'
+  ]
+  tested = ['edited', 'failed 3 of 6', 'undone', 'edited', 'passed 6 of 6']
+  assert results[1:] == tested
+
+
 async def test_a_malformed_call_is_answered_and_the_good_ones_run():
   env = Toy(SOURCE)
   unknown = chat.call(TOK, 'look')
@@ -253,7 +275,7 @@ async def test_a_malformed_call_is_answered_and_the_good_ones_run():
 
 
 async def test_a_call_cut_by_the_length_limit_is_malformed_and_reported_as_cut():
-  edit = chat.call(TOK, 'edit', line=2, old=' < ', new=' <= ')
+  edit = chat.call(TOK, 'edit', at='«2»', new=' <= ')
   env = Toy()
   cfg = config.Agent(max_new_tokens=4)
   done = await run(Sampler(ended(*TEST, *edit)), env, cfg)
@@ -392,4 +414,4 @@ async def test_transcript_reads_turn_by_turn():
   assert ', version 2' in text
   assert '- segment: ' in text
   assert 'versions 1 to 2' in text
-  assert f'    {repair.view(env.source).splitlines()[3]}' in text
+  assert f'    {env.view.splitlines()[3]}' in text

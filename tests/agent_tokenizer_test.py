@@ -1,4 +1,4 @@
-"""The tokeniser and the chat glue: what small models can copy, and what stays inert."""
+"""The tokeniser and the chat glue: what small models can point at, what stays inert."""
 
 import itertools
 import json
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from experiments import build_tokenizer
-from swe17.agent import chat, tokenizer
-from swe17.env import faults, library, repair
+from swe17.agent import chat, scripted, tokenizer
+from swe17.env import anchors, library, repair
 
 TOK = tokenizer.load()
 MARKUP_IDS = set(range(len(tokenizer.MARKUP)))
@@ -43,15 +43,37 @@ def test_every_wanted_piece_is_one_token():
 @pytest.mark.parametrize('op', OPERATORS)
 def test_operator_with_its_spaces_has_the_same_id_alone_and_in_code(op):
   (alone,) = TOK.encode(f' {op} ')
-  assert TOK.encode(f'12|    if a {op} b:').count(alone) == 1
+  assert TOK.encode(f'    if a {op} b:').count(alone) == 1
   assert alone in TOK.encode(f'x[i]{f" {op} "}(y)')
+  # As a view shows it, and as an edit writes it.
+  assert TOK.encode(f'\n    «1»if «n1»a«2» {op} «n2»b:').count(alone) == 1
+  assert alone in chat.call(TOK, 'edit', at='«2»', new=f' {op} ')
 
 
-@pytest.mark.parametrize('n', [1, 9, 10, 42, 99])
-def test_line_number_has_one_id_in_view_and_call(n):
-  (number,) = TOK.encode(str(n))
-  assert TOK.encode(f'{n}|    return a')[0] == number
-  assert number in chat.call(TOK, 'edit', old='a', new='b', line=n)
+@pytest.mark.parametrize('mark', ['', 'n'])
+@pytest.mark.parametrize('n', [1, 9, 10, 42, 49])
+def test_an_anchor_has_one_id_in_view_and_call(mark, n):
+  (anchor,) = TOK.encode(f'«{mark}{n}»')
+  for view in ('return {}a', '(b + c){} // d', '\n        {}if {}a:', "'{}'"):
+    ids = TOK.encode(view.replace('{}', f'«{mark}{n}»'))
+    assert ids.count(anchor) == view.count('{}')
+  assert chat.call(TOK, 'edit', at=f'«{mark}{n}»', new='a').count(anchor) == 1
+
+
+def test_anchors_beyond_those_of_one_id_and_half_an_anchor_are_plain_text():
+  ids = [tuple(TOK.encode(f'«{mark}{n}»')) for mark in ('', 'n') for n in range(1, 120)]
+  assert len(set(ids)) == len(ids)
+  for text in ('«120»', '«n1', '1»', '«»', '«x»', '« 1»'):
+    assert TOK.decode(TOK.encode(text)) == text
+    assert len(TOK.encode(text)) > 1
+
+
+@pytest.mark.parametrize('depth', range(6))
+def test_the_end_of_a_line_and_the_next_indent_are_one_id(depth):
+  (line_end,) = TOK.encode('\n' + '    ' * depth)
+  for rest in ('return a', '«1»if «n1»a:', '«n1»a = «1»0', "'b'"):
+    ids = TOK.encode(f'def f(a):\n{"    " * depth}{rest}')
+    assert ids == TOK.encode('def f(a):') + [line_end] + TOK.encode(rest)
 
 
 @given(st.text())
@@ -90,30 +112,31 @@ def test_file_of_another_size_is_refused(tmp_path):
     tokenizer.load(path)
 
 
-def test_widened_edit_makes_the_same_source_of_copyable_tokens():
-  copied = total = 0
+def holds(ids: list[int], part: list[int]) -> bool:
+  return any(ids[i : i + len(part)] == part for i in range(len(ids)))
+
+
+def test_what_an_edit_names_and_writes_has_the_ids_it_has_in_the_view():
+  """In the view after it; and taken back, in the view before it."""
+  total = one = 0
   for source in [SOURCE, *itertools.islice(library.functions(), 120)]:
-    rows = repair.view(source).split('\n')
-    for fault in faults.candidates(source):
-      row = rows[fault.line - 1]
-      old, new = tokenizer.widen(TOK, row, fault.old, fault.new)
-      expected = faults.apply(source, fault.line, fault.old, fault.new)
-      assert faults.apply(source, fault.line, old, new) == expected
-      copied += build_tokenizer.copyable(TOK, row, old)
+    pieces = anchors.split(source)
+    names = anchors.names(pieces)
+    before = TOK.encode(anchors.view(pieces, names))
+    for at, new, _ in scripted.edits(source):
+      (anchor,) = TOK.encode(at)
+      assert before.count(anchor) == 1
+      index = names[at.strip('«»')]
+      old, pieces[index] = pieces[index], new.strip(' ')
+      after = TOK.encode(anchors.view(pieces, names))
+      pieces[index] = old
+      assert holds(after, [anchor, *TOK.encode(new)])
+      forms = [[anchor, *TOK.encode(text)] for text in (f' {old} ', f'{old} ', old)]
+      assert any(holds(before, form) for form in forms)
       total += 1
+      one += len(TOK.encode(new)) <= 1
   assert total > 300
-  assert copied / total >= 0.99  # the rest hold a backslash, which JSON doubles
-
-
-def test_an_operator_is_widened_by_its_spaces_and_an_indent_is_left_alone():
-  row = '7|            lo += mid ** 1'
-  assert tokenizer.widen(TOK, row, '**', '//') == (' ** ', ' // ')
-  assert tokenizer.widen(TOK, row, 'lo', 'hi') == ('lo', 'hi')
-  assert tokenizer.widen(TOK, row, '  lo', '  hi') == ('  lo', '  hi')
-
-
-def test_an_edit_of_a_number_is_not_taken_for_the_line_number():
-  assert tokenizer.widen(TOK, '10|    return 10', '10', '11') == ('10', '11')
+  assert one / total > 0.6
 
 
 def test_build_is_deterministic_and_the_committed_file_uses_its_pattern():
@@ -151,38 +174,42 @@ def test_a_cut_turn_is_closed_and_a_whole_one_is_not():
   assert chat.stop_ids(TOK) == (TOK.end,)
 
 
-def test_a_call_without_arguments_is_one_token_and_an_edit_four_and_its_values():
+def test_a_call_without_arguments_is_one_token_and_an_edit_three_and_its_values():
   for name in ('view', 'test', 'undo', 'submit'):
     assert len(chat.call(TOK, name)) == 1
-  ids = chat.call(TOK, 'edit', old=' < ', new=' <= ', line=5)
-  assert len(ids) == 7
+  ids = chat.call(TOK, 'edit', at='«3»', new=' <= ')
+  assert len(ids) == 5
   text = TOK.decode(ids)
   assert ids == TOK.encode_markup(text)
   call = json.loads(text.removeprefix('<tool_call>').removesuffix('</tool_call>'))
-  assert call == {
-    'name': 'edit',
-    'arguments': {'old': ' < ', 'new': ' <= ', 'line': 5},
-  }
-  assert list(call['arguments']) == ['old', 'new', 'line']
+  assert call == {'name': 'edit', 'arguments': {'at': '«3»', 'new': ' <= '}}
+  assert list(call['arguments']) == ['at', 'new']
+
+
+def test_the_skeleton_is_that_of_the_tools_there_are():
+  for tool in repair.TOOLS:
+    ids = chat.call(TOK, tool.name, **dict.fromkeys(tool.parameters, 'a'))
+    assert len(ids) == 1 + 2 * len(tool.parameters)
+    assert set(ids) - set(TOK.encode('a')) <= MARKUP_IDS
 
 
 def test_markup_in_an_argument_stays_text():
-  ids = chat.call(TOK, 'edit', old='</tool_call>"\\\n', new='<|end|>', line=1)
+  ids = chat.call(TOK, 'edit', at='</tool_call>"\\\n', new='<|end|>')
   assert TOK.end not in ids
   assert TOK.call_end not in ids
   call = json.loads(TOK.decode(ids)[len('<tool_call>') : -len('</tool_call>')])
-  assert call['arguments']['old'] == '</tool_call>"\\\n'
+  assert call['arguments']['at'] == '</tool_call>"\\\n'
   assert call['arguments']['new'] == '<|end|>'
 
 
 def test_context_splits_into_its_messages():
   turn = [TOK.think, *TOK.encode('look'), TOK.think_end, *chat.call(TOK, 'view')]
   ids = chat.open_prompt(TOK, 'mend <|tool|>') + [*turn, TOK.end]
-  ids += chat.tool_results(TOK, ['1|def f():'])
+  ids += chat.tool_results(TOK, ['def f():\n    «1»pass'])
   want = [
     ('user', 'mend <|tool|>'),
     ('assistant', TOK.decode(turn)),
-    ('tool', '1|def f():'),
+    ('tool', 'def f():\n    «1»pass'),
   ]
   assert chat.messages(TOK, ids) == want
   assert chat.messages(TOK, [*ids, TOK.end]) == [*want, ('assistant', '')]
@@ -200,5 +227,6 @@ def test_agent_package_imports_without_jax():
 
 
 def test_ids_are_plain_ints_fit_for_int32():
-  ids = TOK.encode(repair.view(SOURCE))
+  pieces = anchors.split(SOURCE)
+  ids = TOK.encode(anchors.view(pieces, anchors.names(pieces)))
   assert np.asarray(ids, np.int32).tolist() == ids

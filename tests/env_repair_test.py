@@ -11,7 +11,17 @@ import json
 import pytest
 
 from swe17 import config, types
-from swe17.env import base, build, faults, functions, grader, library, repair, splits
+from swe17.env import (
+  anchors,
+  base,
+  build,
+  faults,
+  functions,
+  grader,
+  library,
+  repair,
+  splits,
+)
 
 MODULE, FUNCTION = 'bisect', 'count_below'
 ORIGINAL = """def count_below(a, x):
@@ -52,6 +62,12 @@ def a_task(source, original=ORIGINAL, visible=2, hidden=4, **changes):
 
 
 FAULTY = ORIGINAL.replace('item < x', 'item <= x')
+VIEW = """def count_below(a, x):
+    «n1»found = «1»0
+    for «n2»item in «n3»a:
+        «2»if «n4»item«3» <= «n5»x:
+            «n6»found«4» += «5»1
+    return «n7»found"""
 
 
 def practice_on(source):
@@ -153,6 +169,18 @@ def test_first_tasks_of_a_split_are_of_different_functions():
   assert len({t.unit for t in tasks}) == 80
 
 
+def test_only_the_kinds_asked_for_are_read_and_the_rest_is_not_set_aside():
+  rows = {row.id: row.kind for row in repair.read_table(repair.TABLE)}
+  asked = config.Tasks(kinds='comparison, off_by_one', train=0, heldout=0)
+  tasks, aside = repair.read(asked)
+  everything, also_aside = repair.read(config.Tasks(kinds='', train=0, heldout=0))
+  want = [t for t in everything if rows[t.id] in ('comparison', 'off_by_one')]
+  assert list(tasks) == want and 0 < len(tasks) < len(everything)
+  assert {t.payload['kind'] for t in tasks} == {'comparison', 'off_by_one'}
+  assert {t.split for t in tasks} == {'train', 'heldout'}
+  assert set(aside) <= set(also_aside)
+
+
 def test_row_with_another_source_hash_is_set_aside_and_replaced(tmp_path):
   rows = repair.read_table(repair.TABLE)
   rows = [r for r in rows if r.split == 'heldout'][:1] + [
@@ -161,17 +189,18 @@ def test_row_with_another_source_hash_is_set_aside_and_replaced(tmp_path):
   rows[1] = dataclasses.replace(rows[1], source_sha='0' * 16)
   path = tmp_path / 'table.jsonl'
   path.write_text('\n'.join(json.dumps(dataclasses.asdict(r)) for r in rows))
-  tasks, aside = repair.read(config.Tasks(table=str(path), train=2))
+  tasks, aside = repair.read(config.Tasks(table=str(path), kinds='', train=2))
   assert [t.id for t in tasks] == [rows[2].id, rows[3].id, rows[0].id]
   assert aside == {rows[1].id: 'another source in this Python'}
   with pytest.raises(ValueError, match=r'tasks\.train.* 2 tasks .* want 3'):
-    repair.load(config.Tasks(table=str(path), train=3))
+    repair.load(config.Tasks(table=str(path), kinds='', train=3))
 
 
 @pytest.mark.parametrize(
   ('cfg', 'says'),
   [
     (config.Tasks(family='kernels'), 'tasks.family'),
+    (config.Tasks(kinds='comparison,typo'), "tasks.kinds: got 'typo', want some of"),
     (config.Tasks(table='/nowhere/table'), "no file '/nowhere/table'"),
   ],
 )
@@ -235,98 +264,159 @@ async def test_task_whose_verifier_crashes_is_set_aside(graders):
 
 async def test_episode_finds_edits_tests_and_submits(graders):
   env: base.Env = await an_episode(graders)
-  assert await env.step('view', {}) == repair.view(FAULTY)
-  assert (await env.step('view', {})).startswith('1|def count_below(a, x):\n2|    fo')
+  assert await env.step('view', {}) == VIEW
   assert await env.step('test', {}) == 'failed 2 of 2'
   assert await env.step('undo', {}) == 'nothing to undo'
-  wrong = {'line': 4, 'old': '<=', 'new': '>'}
+  wrong = {'at': '«3»', 'new': ' > '}
   assert await env.step('edit', wrong) == 'edited'
   assert await env.step('test', {}) == 'failed 1 of 2'
   assert await env.step('undo', {}) == 'undone'
-  assert await env.step('edit', {'line': 4, 'old': '<=', 'new': '<'}) == 'edited'
+  assert await env.step('edit', {'at': '«3»', 'new': ' < '}) == 'edited'
   assert await env.step('test', {}) == 'passed 2 of 2'
   assert not env.done
   assert await env.step('submit', {}) == 'submitted'
   assert env.done
-  assert await env.step('edit', wrong) == 'already submitted'
+  for name, arguments in (('edit', wrong), ('undo', {}), ('view', {})):
+    assert await env.step(name, arguments) == 'already submitted'
   assert await env.verify() == types.Outcome(1.0)
 
 
 async def test_untouched_fault_and_broken_syntax_score_zero(graders):
   env = await an_episode(graders)
   assert await env.verify() == types.Outcome(0.0)
-  await env.step('edit', {'line': 4, 'old': 'if', 'new': 'fi'})
+  await env.step('edit', {'at': '«2»', 'new': 'fi'})
   assert await env.step('test', {}) == 'failed 2 of 2'
   assert await env.verify() == types.Outcome(0.0)
 
 
 async def test_answers_learned_from_the_visible_cases_do_not_score(graders):
   env = await an_episode(graders)
-  table = 'return {0: 0, 1: 1}.get(x)'  # right on both visible cases
-  await env.step('edit', {'line': 6, 'old': 'return found', 'new': table})
+  table = '{0: 0, 1: 1}.get(x)'  # right on both visible cases
+  await env.step('edit', {'at': '«n7»', 'new': table})
+  assert env.source.endswith(f'return {table}')
   assert await env.step('test', {}) == 'passed 2 of 2'
   assert await env.verify() == types.Outcome(0.0)
 
 
-async def test_failed_edits_are_ordinary_short_results(graders):
-  env = await an_episode(graders)
-  for line, old, new, says in (
-    (6, 'zz', 'b', 'old is not in the code'),
-    (6, '', 'b', 'old is not in the code'),
-    (2, '0\n', 'b', 'old is not in the code'),
-    (6, 'n', 'b', 'old occurs 2 times in line 6'),
-    (2, '0', '0\n', 'new must be one line'),
-    (2, '0', '0', 'old and new are equal'),
+def an_env(source=FAULTY):
+  """An environment whose edits need no grader."""
+  return repair.RepairEnv(practice_on(source), repair.Verifier(Untouched()))
+
+
+async def test_failed_edits_are_ordinary_short_results_and_nothing_to_undo():
+  env = an_env()
+  for at, new, says in (
+    ('«8»', 'b', 'no anchor «8»'),
+    ('«0»', 'b', 'no anchor «0»'),
+    ('«n8»', 'b', 'no anchor «n8»'),
+    ('', 'b', 'no anchor '),
+    ('found', 'b', 'no anchor found'),
+    (' «1»', 'b', 'no anchor  «1»'),
+    ('«1»«2»', 'b', 'no anchor «1»«2»'),
+    ('«1»', '0\n', 'new must be one line'),
+    ('«1»', '0\r', 'new must be one line'),
+    ('«1»', '0', 'nothing changed'),
+    ('«3»', ' <= ', 'nothing changed'),
+    ('«1»', 'x' * repair.MAX_CHARACTERS, 'the code would be too long'),
   ):
-    result = await env.step('edit', {'old': old, 'new': new, 'line': line})
+    result = await env.step('edit', {'at': at, 'new': new})
     assert result == says and len(result.split()) <= 8
-  long = 'x' * repair.MAX_CHARACTERS
-  result = await env.step('edit', {'line': 2, 'old': '0', 'new': long})
-  assert result == 'the code would be too long'
+  result = await env.step('edit', {'at': 'n' * 5000, 'new': 'b'})
+  assert result.startswith('no anchor nnn') and len(result) < 40
   assert env.source == FAULTY
+  assert await env.step('undo', {}) == 'nothing to undo'
   with pytest.raises(ValueError, match='tool: got'):
     await env.step('shell', {})
 
 
-@pytest.mark.parametrize(
-  ('line', 'lands'),
-  [(2, 2), (5, 5), (3, 2), (4, 5), (1, 2), (0, 2), (-7, 2), (6, 6), (99, 6)],
-)
-async def test_an_edit_lands_where_old_occurs_nearest_to_the_line(line, lands):
-  env = repair.RepairEnv(practice_on(FAULTY), repair.Verifier(Broken()))
+async def test_an_edit_may_make_the_code_as_long_as_the_limit_and_no_longer():
+  env, room = an_env(), repair.MAX_CHARACTERS - len(FAULTY) + 1
+  result = await env.step('edit', {'at': '«1»', 'new': '1' * (room + 1)})
+  assert result == 'the code would be too long'
+  assert await env.step('edit', {'at': '«1»', 'new': '1' * room}) == 'edited'
+  assert len(env.source) == repair.MAX_CHARACTERS
+  assert await env.step('edit', {'at': '«5»', 'new': '11'}) != 'edited'
+  assert await env.step('edit', {'at': '«1»', 'new': '1'}) == 'edited'
+
+
+@pytest.mark.parametrize('at', ['«{}»', '{}', '«{}', '{}»'])
+@pytest.mark.parametrize(('name', 'line'), [('n1', 2), ('n6', 5), ('n7', 6)])
+async def test_an_edit_lands_behind_its_anchor_and_nowhere_else(at, name, line):
+  env = an_env()
   has = [i for i, row in enumerate(FAULTY.split('\n'), 1) if 'found' in row]
   assert has == [2, 5, 6]
-  edit = {'old': 'found', 'new': 'n', 'line': line}
-  assert await env.step('edit', edit) == 'edited'
-  assert env.source == faults.apply(FAULTY, lands, 'found', 'n')
+  assert await env.step('edit', {'at': at.format(name), 'new': 'n'}) == 'edited'
+  assert env.source == faults.apply(FAULTY, line, 'found', 'n')
 
 
-async def test_of_two_lines_equally_near_the_edit_takes_the_upper():
-  env = repair.RepairEnv(practice_on(FAULTY), repair.Verifier(Broken()))
-  assert await env.step('edit', {'old': 'fo', 'new': 'go', 'line': 4}) == 'edited'
-  assert env.source == faults.apply(FAULTY, 3, 'fo', 'go')
+@pytest.mark.parametrize('new', ['<', ' <', '< ', ' < ', '   <  '])
+async def test_spaces_around_the_new_text_are_not_doubled(new):
+  env = an_env()
+  assert await env.step('edit', {'at': '«3»', 'new': new}) == 'edited'
+  assert env.source == ORIGINAL
 
 
-async def test_an_edit_takes_the_nearest_line_even_if_another_has_old_only_once():
-  env = repair.RepairEnv(practice_on(FAULTY), repair.Verifier(Broken()))
-  result = await env.step('edit', {'old': 'n', 'new': 'm', 'line': 99})
-  assert result == 'old occurs 2 times in line 6'
+async def test_an_edit_may_leave_nothing_and_be_written_over():
+  env = an_env(ORIGINAL.replace('item < x', 'not item'))
+  assert '«2»if «3»not «n4»item:' in await env.step('view', {})
+  assert await env.step('edit', {'at': '«3»', 'new': ''}) == 'edited'
+  assert '        if  item:' in env.source
+  assert await env.step('edit', {'at': '«3»', 'new': ' '}) == 'nothing changed'
+  assert await env.step('edit', {'at': '«3»', 'new': 'not '}) == 'edited'
+  assert '        if not item:' in env.source
+
+
+async def test_an_anchor_names_the_same_place_whatever_was_written_there_or_before():
+  env = an_env()
+  marks = anchors.ANCHOR.findall(VIEW)
+  for at, new in (
+    ('«1»', '0 if x < 1 and not x else 2'),
+    ('«3»', 'is not'),
+    ('«1»', 'None'),
+    ('«n7»', 'found)'),  # no longer Python
+    ('«n1»', ''),
+    ('«4»', '='),
+  ):
+    assert await env.step('edit', {'at': at, 'new': new}) == 'edited'
+    shown = await env.step('view', {})
+    assert anchors.ANCHOR.findall(shown) == marks
+    assert anchors.strip(shown) == env.source
+  assert (
+    env.source
+    == """def count_below(a, x):
+     = None
+    for item in a:
+        if item is not x:
+            found = 1
+    return found)"""
+  )
+
+
+async def test_undo_takes_back_the_edits_one_by_one_and_the_last_first():
+  env, before = an_env(), [FAULTY]
+  for at, new in (('3', '<'), ('5', '2'), ('3', '>'), ('3', '<='), ('5', '1')):
+    assert await env.step('edit', {'at': at, 'new': new}) == 'edited'
+    before.append(env.source)
+  assert len(set(before)) == 5  # the last one made the code as it was at the start
+  await env.step('edit', {'at': '«99»', 'new': '1'})
+  while len(before) > 1:
+    assert env.source == before.pop()
+    assert await env.step('undo', {}) == 'undone'
   assert env.source == FAULTY
+  assert await env.step('undo', {}) == 'nothing to undo'
+  assert await env.step('view', {}) == VIEW
 
 
-def test_the_edit_tool_takes_the_text_before_the_line():
+def test_the_edit_tool_takes_the_anchor_before_the_text():
   (edit,) = [tool for tool in repair.TOOLS if tool.name == 'edit']
-  assert list(edit.parameters.items()) == [
-    ('old', 'str'),
-    ('new', 'str'),
-    ('line', 'int'),
-  ]
+  assert list(edit.parameters.items()) == [('at', 'str'), ('new', 'str')]
+  assert not any(tool.parameters for tool in repair.TOOLS if tool is not edit)
 
 
 async def test_a_practice_task_has_no_tests_no_outcome_and_asks_no_grader():
   env = repair.RepairEnv(practice_on(ORIGINAL), repair.Verifier(Untouched()))
   assert await env.step('test', {}) == 'no tests'
-  assert await env.step('edit', {'old': '<', 'new': '<=', 'line': 4}) == 'edited'
+  assert await env.step('edit', {'at': '«3»', 'new': ' <= '}) == 'edited'
   assert await env.step('test', {}) == 'no tests'
   assert await env.step('submit', {}) == 'submitted'
   outcome = await env.verify()

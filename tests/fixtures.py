@@ -25,6 +25,8 @@ MODEL = config.Model(
   heads=4,
   kv_heads=2,
   head_dim=16,
+  rotary_dim=8,
+  ngram=3,
   attention_chunk=48,
   unroll=False,
 )
@@ -92,16 +94,16 @@ def forward64(params: p.Params, token_T: np.ndarray, cfg: config.Model) -> np.nd
   def norm(x, scale):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + cfg.norm_eps) * scale
 
-  def rope(x, t):  # [heads, H] at position t: pairs (i, i + H/2)
-    half = cfg.head_dim // 2
+  def rope(x, t):  # [heads, H] at position t: pairs (i, i + R/2) of the first R
+    half = cfg.rotary_dim // 2
     angle = t * cfg.rope_theta ** (-np.arange(half) / half)
-    turn = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
-    return np.concatenate([turn.real, turn.imag], -1)
+    turn = (x[:, :half] + 1j * x[:, half : 2 * half]) * np.exp(1j * angle)
+    return np.concatenate([turn.real, turn.imag, x[:, 2 * half :]], -1)
 
   x, T = w.embed_VD[token_T], len(token_T)
-  if w.prev_DD is not None:
-    for t in range(T - 1, 0, -1):
-      x[t] = x[t] + w.embed_VD[token_T[t - 1]] @ w.prev_DD
+  for t in range(T):
+    for back in range(1, min(cfg.ngram - 1, t) + 1):
+      x[t] = x[t] + w.embed_VD[token_T[t - back]] @ w.prev_JDD[back - 1]
   for n in range(cfg.layers):
     w_n = jax.tree.map(lambda a, n=n: a[n], w.layers)
     h = norm(x, w_n.attn_norm_ND)

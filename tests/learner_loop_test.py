@@ -11,7 +11,7 @@ import pytest
 
 from swe17 import config
 from swe17.agent import tokenizer
-from swe17.learner import checkpoint, loop, optimizer
+from swe17.learner import checkpoint, loop, optimizer, process
 from swe17.learner import state as st
 from swe17.metrics import records
 from swe17.model import params as p
@@ -21,7 +21,14 @@ from swe17.sync import manifest, publisher
 from tests import fixtures
 
 MODEL = config.Model(
-  layers=1, width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, unroll=False
+  layers=1,
+  width=16,
+  ffn=16,
+  heads=2,
+  kv_heads=1,
+  head_dim=8,
+  rotary_dim=4,
+  unroll=False,
 )
 STEPS = 4
 VOCAB = tokenizer.load().vocab_size
@@ -258,7 +265,7 @@ def test_a_few_dead_batches_are_waited_through_and_counted(tmp_path):
 def test_told_to_stop_while_it_waits_for_scripted_episodes_it_ends(tmp_path):
   cfg = settings(tmp_path)
   with pytest.MonkeyPatch.context() as patch:
-    real = loop.imitation.Episodes.wait
+    real = process.imitation.Episodes.wait
     handlers = []
     patch.setattr(loop.signal, 'signal', lambda _, handler: handlers.append(handler))
 
@@ -266,7 +273,7 @@ def test_told_to_stop_while_it_waits_for_scripted_episodes_it_ends(tmp_path):
       handlers[0](15, None)
       return real(self, count, stopped)
 
-    patch.setattr(loop.imitation.Episodes, 'wait', wait)
+    patch.setattr(process.imitation.Episodes, 'wait', wait)
     assert loop.run(cfg, False) == 1
   assert publisher.latest(kv.open(cfg.store)) is None
 

@@ -14,7 +14,8 @@ from swe17.model import params as p
 from tests import fixtures
 
 CFG = config.Optim(lr=0.01, warmup=0)
-# Leaf name -> (axes of the matrix's rows, axes of its columns), axis 0 is the layer.
+# Leaf name -> (axes of the matrix's rows, axes of its columns); axis 0 is the layer, or
+# how far back the token is.
 MATRICES = {
   'wq_NDQH': ((1,), (2, 3)),
   'wk_NDCH': ((1,), (2, 3)),
@@ -23,7 +24,7 @@ MATRICES = {
   'wg_NDF': ((1,), (2,)),
   'wu_NDF': ((1,), (2,)),
   'wd_NFD': ((1,), (2,)),
-  'prev_DD': ((0,), (1,)),  # one matrix, not a stack
+  'prev_JDD': ((1,), (2,)),
 }
 
 
@@ -84,9 +85,8 @@ def steps(grads, update=UPDATE, tx=TX, params=PARAMS) -> p.Params:
 
 def matrices(tree: p.Params, name: str) -> np.ndarray:
   """A leaf as [N, rows, columns]."""
-  if name == 'prev_DD':
-    return np.asarray(tree.prev_DD)[None]
-  x, (rows, _) = np.asarray(getattr(tree.layers, name)), MATRICES[name]
+  leaf = tree.prev_JDD if name == 'prev_JDD' else getattr(tree.layers, name)
+  x, (rows, _) = np.asarray(leaf), MATRICES[name]
   return x.reshape(x.shape[0], np.prod([x.shape[i] for i in rows]), -1)
 
 
@@ -98,9 +98,24 @@ def test_every_parameter_has_a_row_and_every_row_a_parameter():
 def test_embedding_and_norms_get_adamw_and_every_matrix_muon():
   labels = optimizer.labels(PARAMS)
   assert (labels.embed_VD, labels.norm_D) == ('adamw', 'adamw')
-  got = dataclasses.asdict(labels.layers) | {'prev_DD': labels.prev_DD}
+  got = dataclasses.asdict(labels.layers) | {'prev_JDD': labels.prev_JDD}
   assert {k for k, v in got.items() if v == 'muon'} == set(MATRICES)
   assert {k for k, v in got.items() if v == 'adamw'} == {'attn_norm_ND', 'mlp_norm_ND'}
+
+
+@pytest.mark.parametrize('ngram', [1, 2, 4])
+def test_the_embedding_of_any_span_has_its_matrices_in_the_table(ngram):
+  tree = p.abstract(dataclasses.replace(fixtures.MODEL, ngram=ngram), fixtures.VOCAB)
+  assert optimizer.labels(tree).prev_JDD == ('muon' if ngram > 1 else None)
+
+
+def test_a_model_without_tokens_before_is_updated_all_the_same():
+  cfg = dataclasses.replace(fixtures.MODEL, layers=1, width=8, ffn=8, ngram=1)
+  tree = fixtures.params(cfg=cfg)
+  tx, update = make(fixtures.OPTIM)
+  updates = steps([random_like(tree, 0)], update, tx, tree)
+  assert updates.prev_JDD is None
+  assert all(leaf.any() for leaf in fixtures.leaves(updates))
 
 
 def test_an_unknown_parameter_refuses_to_start_and_is_named():
@@ -157,6 +172,14 @@ def test_layers_of_a_stack_do_not_mix():
   got = steps([dataclasses.replace(GRADS[0], layers=layers)]).layers.wd_NFD
   assert not np.asarray(got[1]).any()
   np.testing.assert_allclose(got[0], steps(GRADS[:1]).layers.wd_NFD[0], rtol=1e-5)
+
+
+def test_matrices_of_the_tokens_before_do_not_mix():
+  x = np.array(GRADS[0].prev_JDD)
+  x[1] = 0
+  got = steps([dataclasses.replace(GRADS[0], prev_JDD=x)]).prev_JDD
+  assert not np.asarray(got[1]).any()
+  np.testing.assert_allclose(got[0], steps(GRADS[:1]).prev_JDD[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize('path', ['embed_VD', 'norm_D', 'attn_norm_ND', 'mlp_norm_ND'])

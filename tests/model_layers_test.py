@@ -12,7 +12,7 @@ from tests import fixtures
 B, T, Q, C, H = 2, 7, 4, 2, 6
 _packed = jax.jit(layers.packed_attention, static_argnames='chunk')
 _attention = jax.jit(layers.attention)
-_rotate = jax.jit(layers.rotate, static_argnums=2)
+_rotate = jax.jit(layers.rotate, static_argnums=(2, 3))
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -56,22 +56,42 @@ def test_rotation_is_a_complex_product_of_half_split_pairs():
   turn = np.float64(x[..., : H // 2]) + 1j * x[..., H // 2 :]
   angle = position[..., None, None] * 1e4 ** (-np.arange(H // 2) / (H // 2))
   turn = turn * np.exp(1j * angle)
-  got = _rotate(x, position, 1e4)
+  got = _rotate(x, position, 1e4, H)
   want = np.concatenate([turn.real, turn.imag], -1)
   np.testing.assert_allclose(got, want, atol=2e-4)
   np.testing.assert_allclose(got[:, 0], x[:, 0], atol=0)  # position 0: the identity
 
 
-def test_scores_after_rotation_depend_on_the_distance_alone():
+@pytest.mark.parametrize('dims', [2, 4])
+def test_only_the_leading_dims_rotate_and_as_a_head_of_that_size_would(dims):
+  x, position = normal(B, T, Q, H), np.int32([[0, 1, 2, 17, 63, 5, 400]] * B)
+  got = np.asarray(_rotate(x, position, 1e4, dims))
+  alone = np.asarray(_rotate(x[..., :dims], position, 1e4, dims))
+  np.testing.assert_allclose(got[..., :dims], alone, atol=1e-6)
+  assert got[..., dims:].tobytes() == x[..., dims:].tobytes()
+  assert np.abs(got[:, 1:, :, :dims] - x[:, 1:, :, :dims]).max(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize('dims', [H, 2])
+def test_scores_after_rotation_depend_on_the_distance_alone(dims):
   q, k = normal(1, 1, 1, H), normal(1, 1, 1, H, seed=1)
 
   def score(i: int, j: int) -> float:
-    a = _rotate(q, np.int32([[i]]), 1e4)
-    b = _rotate(k, np.int32([[j]]), 1e4)
+    a = _rotate(q, np.int32([[i]]), 1e4, dims)
+    b = _rotate(k, np.int32([[j]]), 1e4, dims)
     return float(jnp.sum(a * b))
 
   assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
   assert abs(score(7, 3) - score(3, 7)) > 1e-3
+
+
+def test_what_does_not_rotate_scores_the_same_at_any_distance():
+  q, k = normal(1, 1, 1, H), normal(1, 1, 1, H, seed=1)
+  q[..., :2] = 0  # looks for nothing among the dimensions that rotate
+  scores = [
+    float(jnp.sum(_rotate(q, np.int32([[i]]), 1e4, 2) * k)) for i in (0, 1, 9, 400)
+  ]
+  assert scores == [scores[0]] * 4 and abs(scores[0]) > 1e-2
 
 
 def test_grouped_query_attention_equals_one_query_at_a_time():
@@ -125,7 +145,7 @@ def test_gradients_equal_finite_differences():
   @jax.jit
   def fn(table, scale, wg, wd):
     x = layers.rms_norm(layers.embed(table, token), scale, 1e-6)
-    q = layers.rotate(x.reshape(1, 3, 2, 2), position, 100.0)
+    q = layers.rotate(x.reshape(1, 3, 1, 4), position, 100.0, 2).reshape(1, 3, 2, 2)
     o = layers.packed_attention(q, q[:, :, :1], q[:, :, 1:], segment, chunk=2)
     return jnp.sum(jnp.square(layers.mlp(o.reshape(1, 3, 4), wg, wg, wd)))
 

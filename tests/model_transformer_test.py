@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from swe17 import config
 from swe17.model import cache as kv
 from swe17.model import params as p
 from swe17.model import transformer
@@ -15,7 +16,7 @@ from tests import fixtures
 
 CFG = fixtures.MODEL
 V = fixtures.VOCAB
-PLAIN = dataclasses.replace(CFG, bigram=False)
+PLAIN = dataclasses.replace(CFG, ngram=1)
 PARAMS = fixtures.params(sharp=2.0)
 T = 64
 
@@ -26,7 +27,8 @@ def logits(params, token_BT, position_BT, segment_BT, cfg=CFG) -> jax.Array:
   return transformer.logits(params, hidden)
 
 
-_cached = jax.jit(functools.partial(transformer.apply_cached, cfg=CFG))
+_cached_of = jax.jit(transformer.apply_cached, static_argnames='cfg')
+_cached = functools.partial(_cached_of, cfg=CFG)
 
 
 def tokens(*shape: int, seed: int = 0) -> np.ndarray:
@@ -61,15 +63,67 @@ def test_logits_equal_a_float64_forward_pass_at_many_positions():
   assert np.abs(want).max() > 3  # the logits are no trivial ones
 
 
-def test_logits_equal_float64_with_another_head_size_and_rotary_base():
+# (ngram, rotary_dim): other spans and heads of 24 that rotate in part or whole.
+SHAPES = [(1, 24), (2, 6), (4, 2)]
+
+
+def of_shape(ngram: int, rotary_dim: int) -> tuple[config.Model, p.Params]:
   cfg = dataclasses.replace(
-    CFG, layers=1, heads=2, kv_heads=1, head_dim=24, rope_theta=1e6, bigram=False
+    CFG,
+    layers=1,
+    width=32,
+    ffn=48,
+    heads=2,
+    kv_heads=1,
+    head_dim=24,
+    rotary_dim=rotary_dim,
+    rope_theta=1e6,
+    ngram=ngram,
   )
-  params = p.init(p.abstract(cfg, V), jax.random.key(3))
+  return cfg, fixtures.params(3, sharp=2.0, cfg=cfg)
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+def test_logits_equal_float64_with_another_span_head_size_and_rotary_base(shape):
+  cfg, params = of_shape(*shape)
   token_T = tokens(20, seed=3)
   want = fixtures.forward64(params, token_T, cfg)
   got = logits(params, *(x[:1, :20] for x in packed((0, token_T))), cfg=cfg)
   np.testing.assert_allclose(got[0], want, atol=1e-4)
+  assert np.abs(want).max() > 3
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+def test_cached_decode_equals_training_for_any_span_of_an_embedding(shape):
+  """Token by token from the first, and after a prefill, which ends inside a span."""
+  cfg, params = of_shape(*shape)
+  token_T = tokens(12, seed=4)
+  full = logits(params, *(x[:1, :12] for x in packed((0, token_T))), cfg=cfg)
+  want = fixtures.forward64(params, token_T, cfg)
+  for cuts in (range(1, 13), [5, *range(6, 13)], [1, 6, 7, 12]):
+    got, _ = cached(token_T[None], [*cuts], params=params, cfg=cfg)
+    np.testing.assert_allclose(got, full, atol=1e-5)
+    np.testing.assert_allclose(got[0], want, atol=1e-4)
+
+
+@pytest.mark.parametrize('length', [1, 2, 3])
+def test_a_row_shorter_than_a_span_scores_as_the_start_of_a_longer_one(length):
+  cfg, params = of_shape(4, 6)
+  rows = packed((0, tokens(20)))
+  long = logits(params, *(x[:1, :20] for x in rows), cfg=cfg)
+  short = logits(params, *(x[:1, :length] for x in rows), cfg=cfg)
+  np.testing.assert_allclose(short, long[:, :length], atol=1e-5)
+
+
+def test_each_of_the_tokens_of_a_span_counts_by_how_far_back_it_is():
+  token, _, segment = packed((0, tokens(10)), (10, tokens(9, seed=1)))
+  before_JBT = np.asarray(transformer._before(token, segment, 3))
+  assert before_JBT.shape == (3, 2, T)
+  for j, before in enumerate(before_JBT[:, 0, :19], 1):
+    for start, end in ((0, 10), (10, 19)):
+      assert before[start : start + j].tolist() == [-1] * j
+      assert before[start + j : end].tolist() == token[0, start : end - j].tolist()
+  assert transformer._before(token, segment, 0).shape == (0, 2, T)
 
 
 @pytest.mark.parametrize('at', [(0, 5), (0, 27), (59, 10)])
@@ -155,16 +209,16 @@ def test_no_gradient_flows_from_a_logit_to_later_tokens_or_other_segments():
 
 
 def cached(
-  token_BT: np.ndarray, cuts: list[int], length: int = T
+  token_BT: np.ndarray, cuts: list[int], params: p.Params = PARAMS, cfg=CFG
 ) -> tuple[np.ndarray, kv.Cache]:
   """Logits of rows fed to an empty cache in chunks that end at `cuts`."""
-  cache = kv.init(CFG, token_BT.shape[0], length)
+  cache = kv.init(cfg, token_BT.shape[0], T)
   out, start = [], 0
   for end in cuts:
     chunk = token_BT[:, start:end]
     position = np.tile(np.arange(start, end, dtype=np.int32), (len(chunk), 1))
-    hidden, cache = _cached(PARAMS, chunk, position, cache, None)
-    out.append(np.asarray(transformer.logits(PARAMS, hidden)))
+    hidden, cache = _cached_of(params, chunk, position, cache, None, cfg=cfg)
+    out.append(np.asarray(transformer.logits(params, hidden)))
     start = end
   return np.concatenate(out, 1), cache
 
@@ -247,21 +301,22 @@ def test_shapes_count_and_initial_scale():
       assert len(leaf.axes) == len(leaf.shape)
       if leaf.scale == 0:
         assert bool(jnp.all(value == 1)), name
-      elif not cfg.bigram or not name.endswith(('wk_NDCH', 'wo_NQHD')):
-        # Those two have a start of their own where there is a bigram embedding.
+      elif cfg.ngram == 1 or not name.endswith(('wk_NDCH', 'wo_NQHD')):
+        # Those two have a start of their own where there is an n-gram embedding.
         assert float(jnp.std(value)) == pytest.approx(leaf.scale, rel=0.05), name
-  shapes = p.abstract(CFG, V)
   N, D, F, Q, C, H = 2, 64, 96, 4, 2, 16
   layer = 2 * D + D * Q * H + 2 * D * C * H + Q * H * D + 3 * D * F
-  assert p.count(shapes) == V * D + D * D + N * layer + D
-  assert p.count(p.abstract(PLAIN, V)) == V * D + N * layer + D
+  for ngram in (1, 2, 3, 5):
+    shapes = p.abstract(dataclasses.replace(CFG, ngram=ngram), V)
+    assert p.count(shapes) == V * D + (ngram - 1) * D * D + N * layer + D
+    assert (shapes.prev_JDD is None) is (ngram == 1)
 
 
 @pytest.fixture(scope='module')
 def wide() -> p.Params:
   """Wide enough that random vectors are nearly orthogonal. Two query heads a key."""
   cfg = dataclasses.replace(
-    CFG, layers=1, width=512, ffn=8, heads=8, kv_heads=4, head_dim=128
+    CFG, layers=1, width=512, ffn=8, heads=8, kv_heads=4, head_dim=128, ngram=2
   )
   return p.init(p.abstract(cfg, V), jax.random.key(1))
 
@@ -274,7 +329,8 @@ def test_heads_look_for_the_token_before_if_even_and_for_the_same_token_if_odd(
   query_VH = w.embed_VD @ w.layers.wq_NDQH[0, :, 2 * head]
   token_V = np.random.default_rng(0).permutation(V)
   # Key i is of a token `token_V[i]` that follows token i.
-  key_VH = (w.embed_VD[token_V] + w.embed_VD @ w.prev_DD) @ w.layers.wk_NDCH[0, :, head]
+  key_VD = w.embed_VD[token_V] + w.embed_VD @ w.prev_JDD[0]
+  key_VH = key_VD @ w.layers.wk_NDCH[0, :, head]
   found_V = np.argmax(query_VH @ key_VH.T, axis=1)
   follows, same = (
     np.mean(found_V == np.arange(V)),
@@ -292,9 +348,9 @@ def test_a_head_writes_out_what_it_read_through_the_transpose(wide):
     assert np.array_equal(wo_QHD[head], 0.25 * wv_DCH[:, head // 2].T)
 
 
-def test_without_the_bigram_embedding_attention_starts_at_random():
+def test_without_an_n_gram_embedding_attention_starts_at_random():
   made = p.init(p.abstract(PLAIN, V), jax.random.key(0))
-  assert made.prev_DD is None
+  assert made.prev_JDD is None
   leaves = made.layers
   for q in range(4):
     wv = np.asarray(leaves.wv_NDCH[:, :, q // 2])

@@ -1,9 +1,9 @@
 """A scripted agent that stands where a sampler does: context in, the next turn out.
 
-It knows nothing of the gold. It reads the code from `view`'s result, follows its own
-edits, and tries single edits out of `faults.candidates`. A `Style` says how well: the
-default is clumsy at exactly what reinforcement learning can teach a small model (test
-before submitting, undo what did not help, try something new); `CAREFUL` is not.
+It knows nothing of the gold. It reads the code from `view`'s result and tries other
+texts at its anchors, those of `alternatives`. A `Style` says how well: the default is
+clumsy at exactly what reinforcement learning can teach a small model (test before
+submitting, undo what did not help, go on, try something new); `CAREFUL` is not.
 
   <think>look</think> view
   <think>comparison</think> edit test      or, untested: edit, then submit
@@ -12,15 +12,15 @@ before submitting, undo what did not help, try something new); `CAREFUL` is not.
 """
 
 import dataclasses
+import functools
 import random
-import re
 
 import numpy as np
 
 from swe17 import types
 from swe17.agent import chat, tools
 from swe17.agent import tokenizer as tokenizers
-from swe17.env import faults
+from swe17.env import anchors, sites
 
 # What a thought calls each kind of fault.
 SUSPECT = {
@@ -30,14 +30,20 @@ SUSPECT = {
   'negated_condition': 'negation',
   'wrong_constant': 'constant',
 }
-# The agent suspects operators, numbers and conditions, never names: edits whose texts
-# hold other words than these are not in its repertoire.
-_WORDS = frozenset(
-  ('and', 'or', 'not', 'is', 'in', 'if', 'elif', 'while', 'return')
-  + ('True', 'False', 'None')
-)
-_WORD = re.compile(r'[A-Za-z_]\w*')
-_ROW = re.compile(r'\d+\|')
+_WORDS = {
+  'if': [('if not ', 'negated_condition')],
+  'elif': [('elif not ', 'negated_condition')],
+  'while': [('while not ', 'negated_condition')],
+  'not': [('', 'negated_condition')],
+  'and': [(' or ', 'operator')],
+  'or': [(' and ', 'operator')],
+  'in': [(' not in ', 'comparison')],
+  'not in': [(' in ', 'comparison')],
+  'is': [(' is not ', 'comparison')],
+  'is not': [(' is ', 'comparison')],
+  'True': [('False', 'wrong_constant')],
+  'False': [('True', 'wrong_constant')],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +51,10 @@ class Style:
   """Probabilities of what the agent does, each drawn anew every time."""
 
   think: float = 0.95  # says which kind of fault it suspects
-  test: float = 0.9  # tests an edit in the same turn; else submits it untested
-  undo: float = 0.4  # undoes an edit that failed its test before the next one
-  persist: float = 0.95  # tries again after a failed test; else submits
-  retry_same: float = 0.2  # may draw an edit it has tried before
+  test: float = 0.85  # tests an edit in the same turn; else submits it untested
+  undo: float = 0.9  # undoes an edit that failed its test before the next one
+  persist: float = 0.7  # tries again after a failed test; else submits
+  retry_same: float = 0.0  # may draw an edit it has tried before
   practice: int = 0  # instead: so many edits a turn, each undone, never a test
 
 
@@ -61,9 +67,8 @@ CAREFUL = Style(think=1.0, test=1.0, undo=1.0, persist=1.0, retry_same=0.0)
 class _Seen:
   """What the agent can know from its context."""
 
-  source: str = ''  # '' before the first view; its own edits are followed
-  before: tuple[str, ...] = ()  # the sources that `undo` goes back to
-  tried: frozenset[tuple[int, str, str]] = frozenset()
+  source: str = ''  # as first viewed, '' before that
+  tried: frozenset[tuple[str, str]] = frozenset()  # (anchor, new text)
   edited: bool = False  # the last edit is in place
   verdict: str = ''  # the last test's first word, '' if none since the last edit
 
@@ -112,26 +117,18 @@ def _read(messages: list[tuple[str, str]]) -> _Seen:
 
 def _after(seen: _Seen, call: tools.Call, result: str) -> _Seen:
   """What is known after one more result."""
-  if call.name == 'view' and _ROW.match(result):
-    source = '\n'.join(row.partition('|')[2] for row in result.split('\n'))
-    return dataclasses.replace(seen, source=source)
-  if call.name == 'edit':
-    edit = (call.arguments['line'], call.arguments['old'], call.arguments['new'])
-    seen = dataclasses.replace(seen, tried=seen.tried | {edit}, edited=False)
-    if result != 'edited':
-      return seen
-    return dataclasses.replace(
-      seen,
-      source=faults.apply(seen.source, *edit),
-      before=(*seen.before, seen.source),
-      edited=True,
-      verdict='',
-    )
-  if call.name == 'undo' and result == 'undone':
-    *before, source = seen.before
-    return dataclasses.replace(seen, source=source, before=tuple(before), edited=False)
-  if call.name == 'test':
-    return dataclasses.replace(seen, verdict=result.partition(' ')[0])
+  match call.name:
+    case 'view' if not seen.source and result.startswith('def '):
+      return dataclasses.replace(seen, source=anchors.strip(result))
+    case 'edit':
+      tried = seen.tried | {(call.arguments['at'], call.arguments['new'])}
+      if result != 'edited':
+        return dataclasses.replace(seen, tried=tried)
+      return dataclasses.replace(seen, tried=tried, edited=True, verdict='')
+    case 'undo' if result == 'undone':
+      return dataclasses.replace(seen, edited=False)
+    case 'test':
+      return dataclasses.replace(seen, verdict=result.partition(' ')[0])
   return seen
 
 
@@ -147,16 +144,15 @@ def _turn(
   if stop or (seen.verdict and rng.random() >= style.persist):
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
   undo = seen.edited and rng.random() < style.undo
-  source = seen.before[-1] if undo else seen.source
-  found = _edits(tok, source)
-  fresh = [(edit, kind) for edit, kind in found if edit not in seen.tried]
+  found = edits(seen.source)
+  fresh = [edit for edit in found if edit[:2] not in seen.tried]
   pool = found if rng.random() < style.retry_same else fresh
   if not pool:
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
-  (line, old, new), kind = rng.choice(pool)
+  at, new, kind = rng.choice(pool)
   ids = _thought(tok, rng, style, SUSPECT[kind])
   ids += chat.call(tok, 'undo') if undo else []
-  ids += chat.call(tok, 'edit', old=old, new=new, line=line)
+  ids += chat.call(tok, 'edit', at=at, new=new)
   return ids + (chat.call(tok, 'test') if rng.random() < style.test else [])
 
 
@@ -164,14 +160,14 @@ def _practice(
   tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen, room: int
 ) -> list[int]:
   """Edits that are undone at once, those that fit in `room`; some time, submit."""
-  found = _edits(tok, seen.source)
+  found = edits(seen.source)
   if not found or rng.random() >= style.persist:
     return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
   chosen = rng.choices(found, k=style.practice)
   ids: list[int] = []
-  for (line, old, new), kind in chosen:
+  for at, new, kind in chosen:
     pair = [] if ids else _thought(tok, rng, style, SUSPECT[kind])
-    pair += chat.call(tok, 'edit', old=old, new=new, line=line)
+    pair += chat.call(tok, 'edit', at=at, new=new)
     pair += chat.call(tok, 'undo')
     ids += pair if len(ids) + len(pair) <= room else []
   return ids or _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
@@ -185,16 +181,31 @@ def _thought(
   return [tok.think, *tok.encode(text), tok.think_end]
 
 
-def _edits(
-  tok: tokenizers.Tokenizer, source: str
-) -> list[tuple[tuple[int, str, str], str]]:
-  """Candidate edits and their kinds; `old` is written in whole tokens of its line."""
-  rows = source.split('\n')
-  edits = []
-  for fault in faults.candidates(source):
-    if not _WORDS.issuperset(_WORD.findall(fault.old + ' ' + fault.new)):
-      continue
-    row = f'{fault.line}|{rows[fault.line - 1]}'
-    edit = (fault.line, *tokenizers.widen(tok, row, fault.old, fault.new))
-    edits.append((edit, fault.kind))
-  return edits
+@functools.lru_cache(maxsize=4096)
+def edits(source: str) -> tuple[tuple[str, str, str], ...]:
+  """(anchor, new text, kind) of all that the agent would try on a source."""
+  pieces = anchors.split(source)
+  return tuple(
+    (f'«{name}»', new, kind)
+    for name, index in anchors.names(pieces).items()
+    for new, kind in alternatives(pieces[index])
+  )
+
+
+def alternatives(text: str) -> list[tuple[str, str]]:
+  """(text, kind) of what may belong in a place instead: never another name."""
+  if text in _WORDS:
+    return _WORDS[text]
+  if text.isdecimal():
+    near = [int(text) - 1, int(text) + 1]
+    return [(str(n), 'off_by_one') for n in near if n >= 0]
+  for table, kind in (
+    (sites.COMPARE, 'comparison'),
+    (sites.BINARY, 'operator'),
+    (sites.AUGMENTED, 'operator'),
+  ):
+    if text in table:
+      return [(f' {new} ', kind) for new in table[text]]
+  if text in sites.PAIRED_TEXT:
+    return [(sites.PAIRED_TEXT[text], 'wrong_constant')]
+  return []

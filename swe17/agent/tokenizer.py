@@ -7,9 +7,9 @@ them; `encode` writes the same characters as plain pieces, so that what a task o
 says can never open a message or a call.
 
 A piece (what the pre-tokeniser cuts) never depends on what stands to its left: a name
-carries no space, an operator carries both of its own (`a < b` is `a`, ` < `, `b`). Text
-that starts and ends between two pieces therefore has the same ids alone as in its line,
-which is what lets a small model copy it; `widen` moves an edit to such a border.
+carries no space, an operator carries both of its own (`a < b` is `a`, ` < `, `b`), an
+anchor is one id. What an edit names and writes therefore has the ids it has in the
+view, which is what lets a small model point at code instead of spelling it.
 
 The file is the `tokenizer.json` format of the tokenizers library. It is made by
 `python -m experiments.build_tokenizer`.
@@ -31,10 +31,9 @@ SPECIAL = (PAD, END, USER, ASSISTANT, TOOL, THINK, THINK_END, CALL, CALL_END)
 _BARE = ('view', 'test', 'undo', 'submit')
 SKELETON = (
   *(f'{CALL}{{"name": "{name}", "arguments": {{}}}}{CALL_END}' for name in _BARE),
-  f'{CALL}{{"name": "edit", "arguments": {{"old": "',
+  f'{CALL}{{"name": "edit", "arguments": {{"at": "',
   '", "new": "',
-  '", "line": ',
-  f'}}}}{CALL_END}',
+  f'"}}}}{CALL_END}',
 )
 MARKUP = SPECIAL + SKELETON
 PATH = pathlib.Path(__file__).parent / 'data' / 'tokenizer.json'
@@ -89,20 +88,6 @@ def load(path: pathlib.Path | None = None) -> Tokenizer:
   if tok.vocab_size != VOCABULARY:
     raise ValueError(f'{path or PATH}: got {tok.vocab_size} ids, want {VOCABULARY}')
   return tok
-
-
-def widen(tok: Tokenizer, row: str, old: str, new: str) -> tuple[str, str]:
-  """The same edit between borders of pieces, so that `old` has the ids of its row.
-
-  `row` is a line as the agent was shown it, number included; `old` occurs once in it.
-  """
-  start = row.index(old, row.index('|') + 1)
-  end = start + len(old)
-  touched = [(a, b) for a, b in tok.pieces(row) if a < end and b > start]
-  left, right = min(start, touched[0][0]), max(end, touched[-1][1])
-  if row[left] == '|':  # the gutter and the indent are one piece: an edit has neither
-    left = start
-  return row[left:right], row[left:start] + new + row[end:right]
 
 
 def _byte_table(spec: dict) -> list[bytes]:

@@ -1,7 +1,7 @@
 """The family `repair_functions`: tasks, their verification, one episode's environment.
 
 A task is a function of the standard library with one fault in it (faults.py). The
-agent sees the code and how many of 6 visible cases fail; what counts is whether 32
+agent sees the code, with anchors to edit at (anchors.py), and how many of 6 visible cases fail; what counts is whether 32
 other cases give what the original gives. The committed table names function, fault and
 seed only: code is taken from this Python's library and checked by its hash, cases come
 from the seed, expected results from the original run in the grader.
@@ -21,7 +21,7 @@ import pathlib
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, faults, functions, grader
+from swe17.env import anchors, base, faults, functions, grader
 
 FAMILY = 'repair_functions'
 TABLE = pathlib.Path(__file__).parent / 'data' / f'{FAMILY}.jsonl'
@@ -74,7 +74,7 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   if cfg.family != FAMILY:
     raise ValueError(f'tasks.family: got {cfg.family!r}, want {FAMILY!r}')
   path = pathlib.Path(cfg.table) if cfg.table else TABLE
-  rows = read_table(path)
+  rows = [row for row in read_table(path) if row.kind in _kinds(cfg)]
   catalogue = functions.catalogue()
   chosen: list[types.Task] = []
   set_aside: dict[str, str] = {}
@@ -96,6 +96,14 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
       )
     chosen += found
   return tuple(chosen), set_aside
+
+
+def _kinds(cfg: config.Tasks) -> frozenset[str]:
+  kinds = [kind.strip() for kind in cfg.kinds.split(',')] if cfg.kinds else faults.KINDS
+  unknown = [kind for kind in kinds if kind not in faults.KINDS]
+  if unknown:
+    raise ValueError(f'tasks.kinds: got {unknown[0]!r}, want some of {faults.KINDS}')
+  return frozenset(kinds)
 
 
 def load(cfg: config.Tasks) -> tuple[types.Task, ...]:
@@ -254,11 +262,11 @@ class Verifier:
 
 
 TOOLS = (
-  base.Tool('view', 'Show the code with line numbers.', {}, writes=False),
+  base.Tool('view', 'Show the code with its anchors, «1» and so on.', {}, writes=False),
   base.Tool(
     'edit',
-    'Replace text where it occurs nearest to a line.',
-    {'old': 'str', 'new': 'str', 'line': 'int'},
+    'Replace what stands behind an anchor.',
+    {'at': 'str', 'new': 'str'},
     writes=True,
   ),
   base.Tool('undo', 'Take back the last edit.', {}, writes=True),
@@ -277,14 +285,15 @@ class RepairEnv:
       raise ValueError(f'task {task.id}: no expected results; pass it to verify first')
     self._task = task
     self._verifier = verifier
-    self._source: str = task.payload['source']
-    self._earlier: list[str] = []
+    self._pieces = anchors.split(task.payload['source'])
+    self._anchors = anchors.names(self._pieces)
+    self._edits: list[tuple[int, str]] = []  # what `undo` puts back: (index, text)
     self.done = False
 
   @property
   def source(self) -> str:
     """The agent's present version of the function."""
-    return self._source
+    return ''.join(self._pieces)
 
   async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
     """Runs one well-formed call. GraderError: the infrastructure failed in a test."""
@@ -292,9 +301,9 @@ class RepairEnv:
       return 'already submitted'
     match name:
       case 'view':
-        return view(self._source)
+        return anchors.view(self._pieces, self._anchors)
       case 'edit':
-        return self._edit(arguments['line'], arguments['old'], arguments['new'])
+        return self._edit(arguments['at'], arguments['new'])
       case 'undo':
         return self._undo()
       case 'test':
@@ -316,7 +325,7 @@ class RepairEnv:
 
   async def _failures(self, which: str) -> int:
     payload = self._task.payload
-    check = _check(self._task, self._source, tuple(payload[which]))
+    check = _check(self._task, self.source, tuple(payload[which]))
     got = await self._verifier.run(check)
     return sum(g != e for g, e in zip(got, payload[f'expected_{which}'], strict=True))
 
@@ -327,30 +336,24 @@ class RepairEnv:
     failed = await self._failures('visible')
     return f'failed {failed} of {total}' if failed else f'passed {total} of {total}'
 
-  def _edit(self, line: int, old: str, new: str) -> str:
-    rows = self._source.split('\n')
-    found = [i for i, row in enumerate(rows, 1) if old and old in row]
-    if not found:
-      return 'old is not in the code'
-    nearest = min(found, key=lambda i: (abs(i - line), i))
-    try:
-      edited = faults.apply(self._source, nearest, old, new)
-    except ValueError as e:
-      return str(e)
-    if len(edited) > MAX_CHARACTERS:
+  def _edit(self, at: str, new: str) -> str:
+    index = self._anchors.get(at.strip('«»'))
+    if index is None:
+      return f'no anchor {at[:8]}'
+    old, new = self._pieces[index], new.strip(' ')
+    if new == old:
+      return 'nothing changed'
+    if '\n' in new or '\r' in new:
+      return 'new must be one line'
+    if len(self.source) - len(old) + len(new) > MAX_CHARACTERS:
       return 'the code would be too long'
-    self._earlier.append(self._source)
-    self._source = edited
+    self._edits.append((index, old))
+    self._pieces[index] = new
     return 'edited'
 
   def _undo(self) -> str:
-    if not self._earlier:
+    if not self._edits:
       return 'nothing to undo'
-    self._source = self._earlier.pop()
+    index, old = self._edits.pop()
+    self._pieces[index] = old
     return 'undone'
-
-
-def view(source: str) -> str:
-  """The code, each line with its number: `1|def f(a):`."""
-  lines = source.split('\n')
-  return '\n'.join(f'{i}|{line}' for i, line in enumerate(lines, 1))

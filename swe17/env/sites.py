@@ -15,7 +15,7 @@ import keyword
 import re
 import tokenize
 
-_COMPARE = {
+COMPARE = {
   '<': ('<=', '>'),
   '<=': ('<', '>='),
   '>': ('>=', '<'),
@@ -23,7 +23,7 @@ _COMPARE = {
   '==': ('!=',),
   '!=': ('==',),
 }
-_BINARY = {
+BINARY = {
   '+': ('-',),
   '-': ('+',),
   '*': ('/',),
@@ -35,7 +35,7 @@ _BINARY = {
   '&': ('|',),
   '|': ('&',),
 }
-_AUGMENTED = {
+AUGMENTED = {
   '+=': ('-=',),
   '-=': ('+=',),
   '*=': ('//=',),
@@ -72,6 +72,7 @@ _TEXTS = (
   ("'0'", "'1'"),
   ("'\\n'", "'\\r'"),
 )
+_VALUES = ('True', 'False', 'None')  # keywords that are operands
 _INTLIKE = re.compile(
   r'[ijklmnq]|i\d|j\d|lo|hi|mid|num|cnt|count|start|stop|end|beg|left|right|pre|post'
   r'|width|size|length|\w*(pos|len|idx|index|Index|bits|digits|pad)'
@@ -103,8 +104,8 @@ def _both_ways(pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
   return dict(pairs) | {b: a for a, b in pairs}
 
 
-_PAIRED = _both_ways(_PAIRS)
-_PAIRED_TEXT = _both_ways(_TEXTS)
+PAIRED = _both_ways(_PAIRS)
+PAIRED_TEXT = _both_ways(_TEXTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Token:
   def operand(self) -> bool:
     """Whether an operand can end here, so that a sign after it is binary."""
     if self.type == tokenize.NAME:
-      return not keyword.iskeyword(self.string) or self.string in ('True', 'False')
+      return not keyword.iskeyword(self.string) or self.string in _VALUES
     return self.type in (tokenize.NUMBER, tokenize.STRING) or self.string in ')]}'
 
 
@@ -191,13 +192,13 @@ def _replacements(
   text, end = token.string, token.end
   binary = before is not None and before.operand
   if token.type == tokenize.OP:
-    yield from ((end, new, 'comparison') for new in _COMPARE.get(text, ()))
-    yield from ((end, new, 'operator') for new in _AUGMENTED.get(text, ()))
+    yield from ((end, new, 'comparison') for new in COMPARE.get(text, ()))
+    yield from ((end, new, 'operator') for new in AUGMENTED.get(text, ()))
     strings = tokenize.STRING in [t.type for t in (before, after) if t is not None]
     if binary and not strings:
-      yield from ((end, new, 'operator') for new in _BINARY.get(text, ()))
-  elif token.type == tokenize.STRING and text in _PAIRED_TEXT:
-    yield end, _PAIRED_TEXT[text], 'wrong_constant'
+      yield from ((end, new, 'operator') for new in BINARY.get(text, ()))
+  elif token.type == tokenize.STRING and text in PAIRED_TEXT:
+    yield end, PAIRED_TEXT[text], 'wrong_constant'
   elif token.type == tokenize.NAME:
     yield from _word_replacements(before, token, after)
 
@@ -218,8 +219,8 @@ def _word_replacements(
     yield end, 'not in', 'comparison'
   elif text == 'not' and follows == 'in' and after is not None:
     yield after.end, 'in', 'comparison'
-  elif text in _PAIRED and follows == '(':
-    yield end, _PAIRED[text], 'wrong_name'
+  elif text in PAIRED and follows == '(':
+    yield end, PAIRED[text], 'wrong_name'
 
 
 def _tree_sites(tree: ast.Module) -> Iterator[Site]:

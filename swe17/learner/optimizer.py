@@ -22,10 +22,10 @@ from swe17 import config
 Muon = optax.contrib.MuonDimensionNumbers
 ADAMW = 'adamw'
 
-# Axis 0 is the layer: every layer is its own matrix. Q, K and V are never fused.
+# Axis 0 (layer or offset) stacks matrices. Q, K and V are never fused.
 TABLE: dict[str, Muon | str] = {
   'embed_VD': ADAMW,
-  'prev_DD': Muon(reduction_axis=0, output_axis=1),
+  'prev_JDD': Muon(reduction_axis=1, output_axis=2),
   'norm_D': ADAMW,
   'layers/attn_norm_ND': ADAMW,
   'layers/mlp_norm_ND': ADAMW,

@@ -14,7 +14,7 @@ from swe17 import config
 @struct.dataclass
 class Cache:
   """`k[i]`, `v[i]`: float32 [B slots, C, S positions, H] of layer i; `token`: int32
-  [B, S], the ids that were fed, from which the bigram embedding reads."""
+  [B, S], the ids that were fed, from which n-gram embeddings read."""
 
   token: jax.Array
   k: tuple[jax.Array, ...]

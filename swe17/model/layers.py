@@ -20,14 +20,19 @@ def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
   return x_BTD * jax.lax.rsqrt(var_BT1 + eps) * scale_D[None, None, :]
 
 
-def rotate(x_BTQH: jax.Array, position_BT: jax.Array, theta: float) -> jax.Array:
-  """Rotary position embedding, half-split layout (Su et al., arXiv:2104.09864)."""
-  half = x_BTQH.shape[-1] // 2
+def rotate(
+  x_BTQH: jax.Array, position_BT: jax.Array, theta: float, dims: int
+) -> jax.Array:
+  """Rotary position embedding of the first `dims` of H, half-split layout.
+
+  Su et al., arXiv:2104.09864. What does not rotate compares contents at any distance.
+  """
+  half = dims // 2
   freq_h = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
   angle_BT1h = position_BT[:, :, None, None] * freq_h[None, None, None, :]
   sin, cos = jnp.sin(angle_BT1h), jnp.cos(angle_BT1h)
-  a, b = x_BTQH[..., :half], x_BTQH[..., half:]
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  a, b, still = x_BTQH[..., :half], x_BTQH[..., half:dims], x_BTQH[..., dims:]
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, still], axis=-1)
 
 
 def attention(

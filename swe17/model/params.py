@@ -49,14 +49,14 @@ class Layers:
 class Params:
   """A tied transformer: embedding, layers, final norm.
 
-  `prev_DD` (None where `model.bigram` is off) adds a projection of the previous token's
-  embedding to each token's. A head can then look for "the token after the last x" in
-  one layer, which otherwise takes two and many more tokens to form: what lets a model
-  this small learn to copy code in a minute.
+  `prev_JDD` (None where `model.ngram` is 1) adds a projection of the embedding of the
+  token j + 1 before to each token's. A head can then look for "what followed the last
+  x" in one layer, which otherwise takes two and many more tokens to form: what lets a
+  model this small learn to point at code in a minute.
   """
 
   embed_VD: jax.Array
-  prev_DD: jax.Array | None
+  prev_JDD: jax.Array | None
   layers: Layers
   norm_D: jax.Array
 
@@ -65,7 +65,7 @@ def abstract(cfg: config.Model, vocab: int) -> Tree:
   """The parameter tree with a `Leaf` at every leaf."""
   N, D, F = cfg.layers, cfg.width, cfg.ffn
   Q, C, H = cfg.heads, cfg.kv_heads, cfg.head_dim
-  fan_in = 1 / math.sqrt(D)
+  J, fan_in = cfg.ngram - 1, 1 / math.sqrt(D)
   # Residual branches start small so that depth does not change the initial scale.
   out = 1 / math.sqrt(2 * N)
 
@@ -74,7 +74,7 @@ def abstract(cfg: config.Model, vocab: int) -> Tree:
 
   return Params(
     embed_VD=leaf((vocab, D), 'vocab embed', fan_in),
-    prev_DD=leaf((D, D), 'embed embed', fan_in) if cfg.bigram else None,
+    prev_JDD=leaf((J, D, D), 'ngram embed embed', fan_in) if J else None,
     layers=Layers(
       attn_norm_ND=leaf((N, D), 'layer embed', 0),
       wq_NDQH=leaf((N, D, Q, H), 'layer embed heads head', fan_in),
@@ -93,7 +93,7 @@ def abstract(cfg: config.Model, vocab: int) -> Tree:
 def init(abstract: Params, key: jax.Array) -> Params:
   """Draws float32 initial values; every leaf from its own key.
 
-  With the bigram embedding, attention starts as `_mimetic` says.
+  With an n-gram embedding, attention starts as `_mimetic` says.
   """
   leaves, tree = jax.tree.flatten(abstract)
   keys = jax.random.split(key, len(leaves))
@@ -104,7 +104,7 @@ def init(abstract: Params, key: jax.Array) -> Params:
     for leaf, k in zip(leaves, keys, strict=True)
   ]
   params = jax.tree.unflatten(tree, values)
-  return params if params.prev_DD is None else _mimetic(params)
+  return params if params.prev_JDD is None else _mimetic(params)
 
 
 def _mimetic(params: Params) -> Params:
@@ -119,7 +119,7 @@ def _mimetic(params: Params) -> Params:
   C = layers.wk_NDCH.shape[2]
   G = layers.wq_NDQH.shape[2] // C
   same_NDCH = layers.wq_NDQH[:, :, ::G]
-  before_NDCH = jnp.einsum('ED,NECH->NDCH', params.prev_DD, same_NDCH)
+  before_NDCH = jnp.einsum('ED,NECH->NDCH', params.prev_JDD[0], same_NDCH)
   even_C = (jnp.arange(C) % 2 == 0)[None, None, :, None]
   wv_NDQH = jnp.repeat(layers.wv_NDCH, G, axis=2)
   layers = dataclasses.replace(

@@ -31,8 +31,8 @@ def block(
   q_BTQH = _heads(h_BTD, layer.wq_NDQH)
   k_BTCH = _heads(h_BTD, layer.wk_NDCH)
   v_BTCH = _heads(h_BTD, layer.wv_NDCH)
-  q_BTQH = layers.rotate(q_BTQH, position_BT, cfg.rope_theta)
-  k_BTCH = layers.rotate(k_BTCH, position_BT, cfg.rope_theta)
+  q_BTQH = layers.rotate(q_BTQH, position_BT, cfg.rope_theta, cfg.rotary_dim)
+  k_BTCH = layers.rotate(k_BTCH, position_BT, cfg.rope_theta, cfg.rotary_dim)
   o_BTQH = attend(q_BTQH, k_BTCH, v_BTCH)
   D = x_BTD.shape[-1]
   o_BTO = o_BTQH.reshape(*o_BTQH.shape[:2], -1)
@@ -46,14 +46,27 @@ def _heads(x_BTD: jax.Array, w_DQH: jax.Array) -> jax.Array:
   return layers.project(x_BTD, w_DQH.reshape(D, Q * H)).reshape(*x_BTD.shape[:2], Q, H)
 
 
-def _embed(params: p.Params, token_BT: jax.Array, before_BT: jax.Array) -> jax.Array:
-  """Embeddings; with `prev_DD`, each also carries the token before it (-1: none)."""
+def _embed(params: p.Params, token_BT: jax.Array, before_JBT: jax.Array) -> jax.Array:
+  """Embeddings; with `prev_JDD`, each also carries the tokens before it (-1: none)."""
   x_BTD = layers.embed(params.embed_VD, token_BT)
-  if params.prev_DD is None:
+  if params.prev_JDD is None:
     return x_BTD
-  prev_BTD = layers.embed(params.embed_VD, jnp.maximum(before_BT, 0))
-  prev_BTD = layers.project(prev_BTD, params.prev_DD)
-  return x_BTD + jnp.where(before_BT[:, :, None] >= 0, prev_BTD, 0.0)
+  for before_BT, prev_DD in zip(before_JBT, params.prev_JDD, strict=True):
+    prev_BTD = layers.embed(params.embed_VD, jnp.maximum(before_BT, 0))
+    prev_BTD = layers.project(prev_BTD, prev_DD)
+    x_BTD += jnp.where(before_BT[:, :, None] >= 0, prev_BTD, 0.0)
+  return x_BTD
+
+
+def _before(token_BT: jax.Array, segment_BT: jax.Array, J: int) -> jax.Array:
+  """[J, B, T] ids of the tokens 1 to J before each in its own segment, else -1."""
+  found = []
+  for j in range(1, J + 1):
+    same_BT = segment_BT[:, j:] == segment_BT[:, :-j]
+    none_Bj = jnp.full_like(token_BT[:, :j], -1)
+    before_BT = jnp.where(same_BT, token_BT[:, :-j], -1)
+    found.append(jnp.concatenate([none_Bj, before_BT], axis=1))
+  return jnp.stack(found) if found else jnp.zeros((0, *token_BT.shape), jnp.int32)
 
 
 def apply(
@@ -80,11 +93,8 @@ def apply(
   def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
     return block(layer, x_BTD, position_BT, attend, cfg), None
 
-  # A token follows the one before it in the row only within its own segment.
-  first_B1 = jnp.full_like(token_BT[:, :1], -1)
-  same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
-  before_BT = jnp.where(same_BT, token_BT[:, :-1], -1)
-  x_BTD = _embed(params, token_BT, jnp.concatenate([first_B1, before_BT], axis=1))
+  before_JBT = _before(token_BT, segment_BT, cfg.ngram - 1)
+  x_BTD = _embed(params, token_BT, before_JBT)
   x_BTD, _ = jax.lax.scan(
     jax.checkpoint(step) if cfg.remat else step,
     x_BTD,
@@ -119,8 +129,10 @@ def apply_cached(
   S = cache.k[0].shape[2]
   mask_BTS = jnp.arange(S)[None, None, :] <= position_BT[:, :, None]
   token_BS = cache.token.at[at_B1, position_BT].set(token_BT, mode='drop')
-  before_BT = token_BS[at_B1, jnp.maximum(position_BT - 1, 0)]
-  x_BTD = _embed(params, token_BT, jnp.where(position_BT > 0, before_BT, -1))
+  offset_J11 = jnp.arange(1, cfg.ngram)[:, None, None]
+  place_JBT = position_BT[None] - offset_J11
+  before_JBT = token_BS[at_B1[None], jnp.maximum(place_JBT, 0)]
+  x_BTD = _embed(params, token_BT, jnp.where(place_JBT >= 0, before_JBT, -1))
   for i in range(cfg.layers):
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, i: int = i) -> jax.Array:

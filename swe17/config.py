@@ -289,11 +289,14 @@ class Optim:
   warmup: int = _f(2, 'linear warm-up [steps]')
   muon_beta: float = _f(0.95, 'Muon momentum')
   ns_steps: int = _f(5, 'Newton-Schulz iterations')
+  muon_per_head: bool = _f(False, 'every attention head is a matrix of its own')
+  muon_stack: bool = _f(False, 'matrices of one shape at once: for accelerators')
   consistent_rms: float = _f(0.2, 'RMS of a Muon update, in units of lr')
   adam_b1: float = _f(0.9, 'AdamW first moment')
   adam_b2: float = _f(0.95, 'AdamW second moment')
   adam_eps: float = _f(1e-8, 'AdamW epsilon')
   weight_decay: float = _f(0.0, 'decoupled weight decay')
+  exact_sum: bool = _f(False, 'sum gradients in a fixed binary tree: replica-proof')
   on_nonfinite: str = _f('skip', 'skip | stop: a step whose gradient is not finite')
 
   def __post_init__(self):

@@ -105,6 +105,7 @@ class Episode:
   tool_seconds: float
   seconds: float
   cut: bool = False  # ended at a length or turn limit
+  topk_bound: int = 0  # sampled tokens whose set top_k decided
 
   @property
   def solved(self) -> bool:
@@ -161,3 +162,4 @@ class GenerateResult:
   version_T: np.ndarray  # int32 [n]
   kept: KeptSets  # n sets; sizes 0 where no filter was on
   finish: str  # 'stop' or 'length'
+  topk_bound: int = 0  # tokens whose set would be larger without top_k

@@ -7,7 +7,7 @@ A record is a JSON header and raw little-endian arrays in one zstd frame:
 
 The header holds `meta` (JSON) and, per array, name, dtype and shape in order.
 Decoding checks the magic, the hash and every length, and raises ValueError on
-anything else.
+anything else. Kept sets travel as the bytes of `wire_kept`.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ import numpy as np
 import xxhash
 import zstandard
 
-from swe17 import types
+from swe17 import kept as kept_sets
+from swe17 import types, wire_kept
 
 _MAGIC = b'S17\x01'
 _MAX_BYTES = 1 << 31
 _MAX_REQUEST = 1 << 26  # bytes of a sampler request, unpacked
-_MAX_SET = (1 << 16) - 1  # sizes travel in two bytes
 
 # What a header of the wrong shape raises on the way (RecursionError: nested too deep).
 _MALFORMED = (KeyError, TypeError, OverflowError, RecursionError)
@@ -78,39 +78,6 @@ def decode(
   return header['meta'], arrays
 
 
-def pack_kept(kept: types.KeptSets, token_T: np.ndarray) -> dict[str, np.ndarray]:
-  """Kept sets as two narrow arrays; a set of one is its token and stores no id."""
-  size_T = kept.size_T
-  if size_T.max(initial=0) > _MAX_SET:
-    raise ValueError(f'a kept set holds {size_T.max()} ids, want at most {_MAX_SET}')
-  wide = np.repeat(size_T > 1, size_T)
-  ids = kept.ids[wide]
-  lone = kept.ids[kept.offset_T1[:-1][size_T == 1]]
-  if not np.array_equal(lone, token_T[size_T == 1]):
-    raise ValueError('a kept set of one id does not hold the token that was drawn')
-  narrow = np.uint16 if ids.size == 0 or ids.max() < 1 << 16 else np.uint32
-  return {'kept_size': size_T.astype(np.uint16), 'kept_ids': ids.astype(narrow)}
-
-
-def unpack_kept(
-  arrays: Mapping[str, np.ndarray], token_T: np.ndarray
-) -> types.KeptSets:
-  """Inverse of `pack_kept`. ValueError if sizes and ids disagree."""
-  size_T = arrays['kept_size'].astype(np.int64)
-  if size_T.shape != token_T.shape:
-    raise ValueError(f'kept sets: got {size_T.size} sizes for {token_T.size} tokens')
-  offset_T1 = np.concatenate([[0], np.cumsum(size_T)]).astype(np.int32)
-  wide = np.repeat(size_T > 1, size_T)
-  if int(wide.sum()) != arrays['kept_ids'].size:
-    raise ValueError(
-      f'kept sets: got {arrays["kept_ids"].size} ids, want {int(wide.sum())}'
-    )
-  ids = np.empty(int(size_T.sum()), np.int32)
-  ids[wide] = arrays['kept_ids']
-  ids[~wide] = token_T[size_T == 1]
-  return types.KeptSets(offset_T1, ids)
-
-
 _SEGMENT = ('mask', 'mu_logp', 'entropy', 'temperature', 'version', 'turn')
 
 
@@ -118,6 +85,7 @@ def group_to_bytes(group: types.Group) -> bytes:
   """A finished group as one record."""
   arrays: dict[str, np.ndarray] = {}
   episodes = []
+  segments = [s for episode in group.episodes for s in episode.segments]
   for i, episode in enumerate(group.episodes):
     row: dict[str, Any] = dataclasses.asdict(dataclasses.replace(episode, segments=()))
     row['segments'] = len(episode.segments)
@@ -127,8 +95,9 @@ def group_to_bytes(group: types.Group) -> bytes:
       arrays[at + 'token'] = segment.token_T
       for name in _SEGMENT:
         arrays[at + name] = getattr(segment, name + '_T')
-      for name, array in pack_kept(segment.kept, segment.token_T).items():
-        arrays[at + name] = array
+  # All sets of a group in one: the more there are, the less their code tables weigh.
+  kept = kept_sets.concat([segment.kept for segment in segments])
+  arrays['kept'] = _kept_to_array(kept, _concat([s.token_T for s in segments]))
   meta = dataclasses.asdict(dataclasses.replace(group, episodes=()))
   return encode({**meta, 'episodes': episodes}, arrays)
 
@@ -137,9 +106,17 @@ def bytes_to_group(data: bytes) -> types.Group:
   """Inverse of `group_to_bytes`. ValueError on anything malformed."""
   meta, arrays = decode(data)
   try:
-    episodes = []
+    names, tokens = [], []
     for i, row in enumerate(meta['episodes']):
-      segments = [_segment(arrays, f'{i}.{j}.') for j in range(row['segments'])]
+      names.append([])
+      for j in range(row['segments']):  # the first that is missing ends it
+        names[i].append(f'{i}.{j}.')
+        tokens.append(_token(arrays, names[i][j]))
+    kept = _array_to_kept(arrays['kept'], _concat(tokens))
+    sets = iter(kept_sets.split(kept, [token_T.size for token_T in tokens]))
+    episodes = []
+    for row, ats in zip(meta['episodes'], names, strict=True):
+      segments = [_segment(arrays, at, next(sets)) for at in ats]
       fields: dict[str, Any] = {**row, 'segments': tuple(segments)}
       fields['outcome'] = types.Outcome(**row['outcome'])
       episodes.append(types.Episode(**fields))
@@ -149,14 +126,36 @@ def bytes_to_group(data: bytes) -> types.Group:
     raise ValueError(f'not a group record: {e!r}') from e
 
 
-def _segment(arrays: Mapping[str, np.ndarray], at: str) -> types.Segment:
+def _concat(tokens: list[np.ndarray]) -> np.ndarray:
+  return np.concatenate([np.zeros(0, np.int32), *tokens])
+
+
+def _kept_to_array(kept: types.KeptSets, token_T: np.ndarray) -> np.ndarray:
+  return np.frombuffer(wire_kept.to_bytes(kept, token_T), np.uint8)
+
+
+def _token(arrays: Mapping[str, np.ndarray], at: str = '') -> np.ndarray:
+  token_T = arrays[at + 'token']
+  if token_T.ndim != 1 or token_T.dtype != np.int32:
+    raise ValueError(
+      f'{at}token: got {token_T.dtype} {token_T.shape}, want int32 of one axis'
+    )
+  return token_T
+
+
+def _array_to_kept(array: np.ndarray, token_T: np.ndarray) -> types.KeptSets:
+  return wire_kept.from_bytes(array.tobytes(), token_T)
+
+
+def _segment(
+  arrays: Mapping[str, np.ndarray], at: str, kept: types.KeptSets
+) -> types.Segment:
   token_T = arrays[at + 'token']
   fields = {name + '_T': arrays[at + name] for name in _SEGMENT}
   for name, array in fields.items():
     if array.shape != token_T.shape:
       raise ValueError(f'{at}{name}: got shape {array.shape}, want {token_T.shape}')
-  packed = {name: arrays[at + name] for name in ('kept_size', 'kept_ids')}
-  return types.Segment(token_T=token_T, kept=unpack_kept(packed, token_T), **fields)
+  return types.Segment(token_T=token_T, kept=kept, **fields)
 
 
 def request_to_bytes(request: types.GenerateRequest) -> bytes:
@@ -185,23 +184,25 @@ def result_to_bytes(result: types.GenerateResult) -> bytes:
     'logp': result.logp_T,
     'entropy': result.entropy_T,
     'version': result.version_T,
-    **pack_kept(result.kept, result.token_T),
+    'kept': _kept_to_array(result.kept, result.token_T),
   }
-  return encode({'finish': result.finish}, arrays)
+  meta = {'finish': result.finish, 'topk_bound': result.topk_bound}
+  return encode(meta, arrays)
 
 
 def bytes_to_result(data: bytes) -> types.GenerateResult:
   """Inverse of `result_to_bytes`. ValueError on anything malformed."""
   meta, arrays = decode(data)
   try:
-    token_T = arrays['token']
+    token_T = _token(arrays)
     return types.GenerateResult(
       token_T=token_T,
       logp_T=arrays['logp'],
       entropy_T=arrays['entropy'],
       version_T=arrays['version'],
-      kept=unpack_kept(arrays, token_T),
+      kept=_array_to_kept(arrays['kept'], token_T),
       finish=meta['finish'],
+      topk_bound=int(meta['topk_bound']),
     )
-  except KeyError as e:
-    raise ValueError(f'not a generate result: missing {e}') from e
+  except (KeyError, TypeError) as e:
+    raise ValueError(f'not a generate result: {e!r}') from e

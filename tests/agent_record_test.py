@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swe17 import types
-from swe17.agent import record
+from swe17.agent import record, tokenizer
 
 REQUEST = types.GenerateRequest(
   session='s',
@@ -104,3 +104,10 @@ def test_a_text_only_answer_is_refused():
   )
   with pytest.raises(record.SamplerError, match='got 0 tokens, want 1 to 3'):
     record.check_result(nothing, REQUEST, 1024)
+
+
+def test_tokens_that_top_k_decided_add_up_over_turns():
+  log = record.Record(tokenizer.load(), lambda: 0.0)
+  for turn, count in enumerate((1, 2)):
+    log.sampled(dataclasses.replace(SOUND, topk_bound=count), turn, 1.0)
+  assert log.topk_bound == 3

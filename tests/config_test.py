@@ -107,7 +107,16 @@ REFUSED = [
   ('pass', ['--config.sampler.top_p=1.1'], 'sampler.top_p: got 1.1', 'in (0, 1]'),
   ('pass', ['--config.rollout.group_size=1'], 'rollout.group_size: got 1', '>= 2'),
   ('pass', ['--config.loss.baseline=median'], "got 'median'", 'leave_one_out'),
+  ('pass', ['--config.loss.objective=grpo'], "got 'grpo'", 'reinforce_tis'),
+  ('pass', ['--config.loss.length.cap=1.0'], 'loss.length.cap: got 1.0', '[0, 1)'),
+  ('return {"loss": {"objective": "gspo", "level": "turn"}}', [], 'loss.level', 'gspo'),
   ('pass', ['--config.model.kv_heads=7'], 'model.kv_heads: got 7', 'model.heads='),
+  ('pass', ['--config.model.ngram=0'], 'model.ngram: got 0', '>= 1'),
+  ('pass', ['--config.model.rotary_dim=5'], 'model.rotary_dim: got 5', 'even'),
+  ('pass', ['--config.model.rotary_dim=0'], 'model.rotary_dim: got 0', 'from 2'),
+  ('pass', ['--config.model.rotary_dim=998'], 'rotary_dim: got 998', 'model.head_dim='),
+  ('return {"model": {"head_dim": 4, "rotary_dim": 6}}', [], 'got 6', 'head_dim=4'),
+  ('pass', ['--config.model.bigram=false'], 'model.bigram', 'model.'),
   (
     'pass',
     ['--config.store=ftp://x'],
@@ -174,11 +183,16 @@ OTHER = {
   'agent.on_malformed': 'answer', 'loss.baseline': 'mean', 'optim.on_nonfinite': 'stop',
   'model.heads': 2 * config.Model().heads, 'model.kv_heads': 1,
   'model.head_dim': 2 * config.Model().head_dim, 'run_dir': '/elsewhere',
+  'model.rotary_dim': config.Model().rotary_dim - 2 or 4, 'tasks.kinds': 'off_by_one',
+  'loss.objective': 'gspo', 'loss.baseline_tokens': 'signal', 'loss.level': 'turn',
+  'loss.sequence_mask': 'geometric', 'loss.calls_scale': 'divide',
+  'loss.geometric_high': 1.2, 'loss.length.kind': 'linear', 'loss.length.form': 'hard',
+  'loss.length.effort': 'low',
   'agent.max_context': config.Agent().max_context - 1,
 }  # fmt: skip
 # Settings that have one allowed value so far: all others must be refused, by name.
 ONE_VALUE = {
-  'loss.objective': 'gspo', 'sync.codec': 'ulp', 'sampler.repetition_penalty': 1.1,
+  'sync.codec': 'ulp', 'sampler.repetition_penalty': 1.1,
 }  # fmt: skip
 
 

@@ -218,6 +218,48 @@ def test_trained_positions_predict_exactly_the_sampled_ids(turns):
     assert [i for i in got.tolist() if i >= 0] == want
 
 
+def test_turns_and_episodes_are_numbered_through_packing():
+  sizes = [((2, 4), (3, 2)), ((9, 3), (0, 2), (4, 1)), ((1, 4),), ((5, 3),)]
+  names = ('a', 'b', 'a', '')  # 'a' has two segments
+  rng = np.random.default_rng(0)
+  made = [fixtures.segment(rng, *turns) for turns in sizes]
+  # A recorder leaves the turn at 0 where nothing was drawn.
+  made = [
+    dataclasses.replace(s, turn_T=np.where(s.mask_T, s.turn_T + 2, 0)) for s in made
+  ]
+  items = [batching.Item(s, 1.0, name) for s, name in zip(made, names, strict=True)]
+  batch = fill(items)
+  episodes = {}
+  for part in unpacked(batch):
+    i = next(
+      i for i, s in enumerate(made) if np.array_equal(s.token_T[1:], part['target_MBT'])
+    )
+    drawn = part['mask_MBT']
+    own = part['turn_MBT'][drawn]
+    want = made[i].turn_T[1:][drawn]
+    assert (np.diff(own) == np.diff(want)).all()
+    assert (np.diff(part['turn_MBT']) >= 0).all()
+    episodes.setdefault(names[i], set()).update(part['episode_MBT'].tolist())
+  assert episodes == {'a': {0}, 'b': {1}, '': {2}}
+  # No two segments of a row share a turn.
+  for row in range(4):
+    arrays = [x.reshape(4, -1)[row] for x in (batch.segment_MBT, batch.turn_MBT)]
+    pairs = {(j, t) for j, t in zip(*arrays, strict=True) if j}
+    assert len(pairs) == len({t for _, t in pairs})
+
+
+def test_more_episodes_than_the_step_can_sum_are_refused():
+  items = [batching.Item(s, 1.0) for s in segments(*[(1, 1)] * 9)]
+  with pytest.raises(ValueError, match='9 episodes, want at most 8'):
+    fill(items, micro=1)
+  assert fill(items, micro=1, context_weight=0.1).episode_MBT.max() == 0
+
+
+def test_a_row_takes_a_bounded_number_of_segments():
+  rows = batching.pack([1] * 130, 1000)
+  assert [len(row) for row in rows] == [64, 64, 2]
+
+
 def test_what_is_not_used_is_padding():
   batch = fill([batching.Item(segments((5, 6))[0], 2.0)], micro=3)
   assert (batch.micro, batch.denominator, batch.token_MBT.shape) == (1, 1, (3, 2, 32))
@@ -248,10 +290,3 @@ def test_context_weight_reaches_unsampled_tokens_and_no_padding():
   (part,) = unpacked(batch)
   assert part['adv_MBT'].tolist() == [0.25] * 3 + [1.0] * 3
   assert batch.adv_MBT.sum() == 3.75
-
-
-def test_a_set_wider_than_its_padding_is_refused():
-  kept = types.KeptSets(np.int32([0, 0, 3]), np.int32([1, 2, 5]))
-  assert batching.padded_sets(kept, 4).tolist() == [[-1] * 4, [1, 2, 5, -1]]
-  with pytest.raises(ValueError, match='3 ids, want at most 2'):
-    batching.padded_sets(kept, 2)

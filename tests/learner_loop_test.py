@@ -301,3 +301,18 @@ def test_the_status_file_says_done(straight):
   cfg, _ = straight
   status = json.loads(pathlib.Path(cfg.run_dir, 'status', 'learner.json').read_text())
   assert (status['phase'], status['fraction']) == ('done', 1.0)
+
+
+def test_length_budgets_are_in_the_checkpoint_and_the_phase_in_the_plan(tmp_path):
+  length = config.Length(kind='alternating', phase_steps=1, w_turns=0, w_tool=0)
+  cfg = settings(tmp_path, loss=config.Loss(length=length))
+  store = stock(cfg, [a_group(i) for i in range(8)])
+  assert run(cfg) == 0
+  # The one that solved sampled 10 tokens; all were drawn by version 0, of step 0.
+  assert saved(cfg)[1]['budgets'] == {f'task/{i}': 10 for i in range(8)}
+  phases = [m.plan['penalty_phase'] for m in manifests(store)]
+  assert phases == ['unconstrained', 'budget'] * 2 + ['unconstrained']
+  rows = records.read(cfg.run_dir)
+  assert [row['reward'] for row in rows] == [0.5] * STEPS
+  assert [row['episode_count'] for row in rows] == [4] * STEPS
+  assert all(row['over_budget_share'] == 0 for row in rows)

@@ -159,6 +159,121 @@ def test_a_rotated_problem_gives_the_rotated_update():
   np.testing.assert_allclose(got, want, atol=2e-4 * np.abs(want).max())
 
 
+@pytest.mark.parametrize('stack', [False, True])
+def test_tall_and_wide_matrices_have_the_same_scale(stack):
+  # (in, out) = (64, 16) and (16, 64): .2 sqrt(64) both, not sqrt(out / in).
+  table = {'tall': optimizer.Matrix((0,), (1,)), 'wide': optimizer.Matrix((0,), (1,))}
+  cfg = dataclasses.replace(CFG, muon_stack=stack)
+  tx = optimizer.make(cfg, optimizer.schedule(cfg), table)
+  rng = np.random.default_rng(0)
+  tall = [np.float32(rng.normal(size=(64, 16))) for _ in range(2)]
+  state = tx.init({'tall': tall[0], 'wide': tall[0].T})
+  for g in tall:
+    got, state = tx.update({'tall': g, 'wide': g.T}, state, {'tall': g, 'wide': g.T})
+  want = muon64(tall, CFG)
+  np.testing.assert_allclose(got['tall'], want, atol=2e-4 * np.abs(want).max())
+  np.testing.assert_allclose(got['wide'], want.T, atol=2e-4 * np.abs(want).max())
+  values = np.linalg.svd(np.asarray(got['tall']), compute_uv=False)
+  assert (np.abs(values / (CFG.lr * 0.2 * 8) - 0.95) < 0.3).all()
+
+
+def test_a_stack_of_equal_shapes_gives_what_one_matrix_at_a_time_gives():
+  tx, update = make(dataclasses.replace(CFG, muon_stack=True))
+  a, b = steps(GRADS, update, tx), steps(GRADS)
+  for x, y in zip(fixtures.leaves(a), fixtures.leaves(b), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y).max())
+
+
+# Leaf -> (its shape [D, Q, H] or [Q, H, D] put as heads x rows x columns).
+HEADS = {
+  'wq_NDQH': (0, 2, 1, 3),
+  'wk_NDCH': (0, 2, 1, 3),
+  'wv_NDCH': (0, 2, 1, 3),
+  'wo_NQHD': (0, 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize('stack', [False, True])
+def test_per_head_every_head_is_a_matrix_of_its_own(stack):
+  tx, update = make(dataclasses.replace(CFG, muon_per_head=True, muon_stack=stack))
+  got = steps(GRADS, update, tx)
+  for name, order in HEADS.items():
+    parts = [np.asarray(getattr(g.layers, name)).transpose(order) for g in GRADS]
+    mine = np.asarray(getattr(got.layers, name)).transpose(order)
+    for n, h in np.ndindex(mine.shape[:2]):
+      want = muon64([x[n, h] for x in parts], CFG)
+      np.testing.assert_allclose(mine[n, h], want, atol=2e-4 * np.abs(want).max())
+  a, b = got.layers.wg_NDF, steps(GRADS).layers.wg_NDF
+  np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
+
+
+@pytest.mark.parametrize('stack', [False, True])
+def test_every_expert_of_every_layer_is_a_matrix_of_its_own(stack):
+  table = {
+    'in_NEDF': optimizer.Matrix(rows=(2,), columns=(3,)),
+    'out_NEFD': optimizer.Matrix(rows=(2,), columns=(3,)),
+    'router_NDE': optimizer.ADAMW,
+  }
+  shapes = {
+    'in_NEDF': (2, 3, 8, 12),
+    'out_NEFD': (2, 3, 12, 8),
+    'router_NDE': (2, 8, 3),
+  }
+  rng = np.random.default_rng(0)
+  grads = [
+    {k: np.float32(rng.normal(size=s)) for k, s in shapes.items()} for _ in range(3)
+  ]
+  cfg = dataclasses.replace(CFG, muon_stack=stack)
+  tx = optimizer.make(cfg, optimizer.schedule(cfg), table)
+  state, update = tx.init(grads[0]), jax.jit(tx.update)
+  for g in grads:
+    got, state = update(g, state, grads[0])
+  for name in ('in_NEDF', 'out_NEFD'):
+    for n, e in np.ndindex(2, 3):
+      want = muon64([g[name][n, e] for g in grads], CFG)
+      np.testing.assert_allclose(
+        got[name][n, e], want, atol=2e-4 * np.abs(want).max(), err_msg=f'{name} {n} {e}'
+      )
+  want = adamw64(grads[0]['router_NDE'], [g['router_NDE'] for g in grads], CFG)
+  np.testing.assert_allclose(got['router_NDE'], want, rtol=1e-4, atol=1e-9)
+
+
+def test_an_expert_without_a_gradient_does_not_move():
+  x = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+  x[1] = 0
+  got = np.asarray(optimizer.newton_schulz(jnp.asarray(x), 5))
+  assert not got[1].any()
+  assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize('size', [1e-30, 1e-20, 1e20])
+def test_a_gradient_of_any_size_has_the_same_factor(size):
+  x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+  want = newton_schulz64(np.float64(x))
+  got = optimizer.newton_schulz(jnp.asarray(x * np.float32(size)), 5)
+  np.testing.assert_allclose(got, want, atol=2e-4)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize('name', ['embed_VD', 'norm_D', 'prev_JDD'])
+def test_masters_that_are_not_float32_refuse_to_start_under_muon_and_adamw(name, dtype):
+  low = dataclasses.replace(PARAMS, **{name: getattr(PARAMS, name).astype(dtype)})
+  with pytest.raises(ValueError, match=f"'{name}': got a .*float16 master"):
+    TX.init(low)
+
+
+def test_the_state_of_float32_masters_is_float32():
+  kinds = {x.dtype for x in jax.tree.leaves(TX.init(PARAMS)) if x.ndim}
+  assert kinds == {jnp.dtype('float32')}
+
+
+def test_a_row_that_does_not_fit_its_parameter_is_refused():
+  table = {'w': optimizer.Matrix(rows=(1,), columns=(2,))}
+  tx = optimizer.make(CFG, optimizer.schedule(CFG), table)
+  with pytest.raises(ValueError, match="'w': got shape"):
+    tx.init({'w': jnp.ones((2, 3))})
+
+
 def test_the_size_of_a_muon_update_does_not_depend_on_that_of_the_gradient():
   small = [jax.tree.map(lambda g: g * np.float32(1e-4), g) for g in GRADS]
   a, b = steps(GRADS).layers.wq_NDQH, steps(small).layers.wq_NDQH

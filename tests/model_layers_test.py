@@ -6,29 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swe17.model import layers
-from tests import fixtures
+from swe17.model import attention, layers
 
 B, T, Q, C, H = 2, 7, 4, 2, 6
-_packed = jax.jit(layers.packed_attention, static_argnames='chunk')
-_attention = jax.jit(layers.attention)
 _rotate = jax.jit(layers.rotate, static_argnums=(2, 3))
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
   return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
-
-
-def attention64(q, k, v, mask) -> np.ndarray:
-  """q [B, T, Q, H], k and v [B, S, C, H], mask [B, T, S]; one query at a time."""
-  q, k, v = (np.float64(x) for x in (q, k, v))
-  out = np.zeros(q.shape)
-  for b, t, head in np.ndindex(q.shape[:3]):
-    c = head * k.shape[2] // q.shape[2]
-    at = np.flatnonzero(mask[b, t])
-    score = k[b, at, c] @ q[b, t, head] / np.sqrt(q.shape[-1])
-    out[b, t, head] = np.exp(score - fixtures.logsumexp64(score)) @ v[b, at, c]
-  return out
 
 
 def test_project_is_a_product_over_the_last_axis():
@@ -94,33 +79,6 @@ def test_what_does_not_rotate_scores_the_same_at_any_distance():
   assert scores == [scores[0]] * 4 and abs(scores[0]) > 1e-2
 
 
-def test_grouped_query_attention_equals_one_query_at_a_time():
-  q, k, v = normal(B, T, Q, H), normal(B, 9, C, H), normal(B, 9, C, H, seed=1)
-  mask = np.random.default_rng(0).random((B, T, 9)) < 0.5
-  mask[:, :, 0] = True
-  got = _attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
-  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
-
-
-def test_a_query_that_may_look_nowhere_gives_the_mean_and_finite_gradients():
-  q, k = normal(1, 1, Q, H), normal(1, C, 3, H)
-  mask = np.zeros((1, 1, 3), bool)
-  got = _attention(q, k, k, mask)
-  np.testing.assert_allclose(got[0, 0], np.repeat(k[0].mean(1), 2, 0), atol=1e-6)
-  grad = jax.grad(lambda q: _attention(q, k, k, mask).sum())(jnp.asarray(q))
-  assert np.isfinite(np.asarray(grad)).all()
-
-
-@pytest.mark.parametrize('chunk', [3, 100])
-def test_packed_attention_is_causal_within_segments_for_any_chunk(chunk):
-  q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
-  segment = np.int32([[1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 3, 3]])
-  causal = np.tril(np.ones((T, T), bool))
-  mask = causal & (segment[:, :, None] == segment[:, None])
-  got = _packed(q, k, v, segment, chunk=chunk)
-  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
-
-
 def test_swiglu_equals_float64():
   x, wg, wu, wd = normal(B, T, 5), normal(5, 8), normal(5, 8, seed=1), normal(8, 5)
   gate = np.float64(x) @ wg
@@ -146,7 +104,7 @@ def test_gradients_equal_finite_differences():
   def fn(table, scale, wg, wd):
     x = layers.rms_norm(layers.embed(table, token), scale, 1e-6)
     q = layers.rotate(x.reshape(1, 3, 1, 4), position, 100.0, 2).reshape(1, 3, 2, 2)
-    o = layers.packed_attention(q, q[:, :, :1], q[:, :, 1:], segment, chunk=2)
+    o = attention.packed(q, q[:, :, :1], q[:, :, 1:], segment, 2)
     return jnp.sum(jnp.square(layers.mlp(o.reshape(1, 3, 4), wg, wg, wd)))
 
   args = (normal(2, 4), normal(4), normal(4, 3), normal(3, 4))

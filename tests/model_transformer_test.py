@@ -196,7 +196,7 @@ def test_no_gradient_flows_from_a_logit_to_later_tokens_or_other_segments():
 
   def fn(x_BTD):
     def attend(q, k, v):
-      return transformer.layers.packed_attention(q, k, v, segment, chunk=T)
+      return transformer.attention.packed(q, k, v, segment, T)
 
     for i in range(CFG.layers):
       layer = jax.tree.map(lambda w, i=i: w[i], PARAMS.layers)

@@ -2,6 +2,9 @@
 
 import itertools
 
+import hypothesis
+from hypothesis import strategies
+from hypothesis.extra import numpy as arrays
 import numpy as np
 import pytest
 
@@ -118,3 +121,57 @@ def test_different_outcomes_train_even_if_none_solved():
 def test_fewer_than_two_episodes_do_not_train():
   assert not signal([1.0])
   assert not signal([])
+
+
+quick = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@quick
+@hypothesis.given(
+  arrays.arrays(np.float64, 7, elements=strategies.floats(-10, 10)),
+  arrays.arrays(np.int64, 7, elements=strategies.integers(0, 10**5)),
+)
+def test_length_weighted_advantages_of_any_group_sum_to_zero_over_tokens(
+  reward, length
+):
+  got = (length * adv(reward, length)).sum()
+  assert abs(got) <= 1e-9 * max(1, length.sum()) * np.abs(reward).max(initial=1)
+
+
+@quick
+@hypothesis.given(
+  arrays.arrays(np.float64, 5, elements=strategies.floats(-5, 5)),
+  strategies.floats(0, 1),
+)
+def test_discounted_returns_equal_the_double_sum(reward, gamma):
+  want = [
+    sum(gamma ** (i - t) * reward[i] for i in range(t, 5)) if gamma else reward[t]
+    for t in range(5)
+  ]
+  got = advantage.discounted_returns(reward, gamma)
+  np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+def test_kevins_returns_by_hand():
+  # Only the third turn is right: earlier turns share in it, the later one does not.
+  got = advantage.discounted_returns(np.array([0, 0, 1.3, 0]), 0.4)
+  assert got.tolist() == pytest.approx([0.208, 0.52, 1.3, 0])
+  assert advantage.discounted_returns(np.zeros(0), 0.4).size == 0
+  with pytest.raises(ValueError, match=r'gamma=1\.5'):
+    advantage.discounted_returns(np.ones(2), 1.5)
+
+
+@pytest.mark.parametrize(
+  ('direction', 'want'),
+  [('none', [2, -1, -1]), ('divide', [0.5, -1, -1]), ('multiply', [8, -1, -1])],
+)
+def test_advantages_are_scaled_by_calls_per_turn_of_one_at_least(direction, want):
+  got = advantage.scaled_by_calls(
+    np.array([2.0, -1, -1]), np.array([8, 1, 0]), np.array([2, 4, 0]), direction
+  )
+  assert got.tolist() == want
+
+
+def test_an_unknown_direction_is_refused():
+  with pytest.raises(ValueError, match="direction='up'"):
+    advantage.scaled_by_calls(np.ones(1), np.ones(1), np.ones(1), 'up')

@@ -45,12 +45,17 @@ def test_by_hand():
   k3 = [2 - 1 - np.log(2), 0.5 - 1 + np.log(2), 4 - 1 - np.log(4)]
   want = {
     'k1': -(np.log(2) - np.log(2) + np.log(4)) / 3,
+    'k2': (2 * np.log(2) ** 2 + np.log(4) ** 2) / 6,
     'k3': sum(k3) / 3,
+    'k3_max': k3[2],
+    'k1_signal': -np.log(2),
+    'k2_signal': np.log(2) ** 2 / 2,
     'k3_signal': k3[0],
     'signal_count': 1,
     'ratio_mean': 6.5 / 3,
     'ratio_max': 4,
     'ratio_outside': 1,
+    'ratio_outside_signal': 1,
     'tis_capped_share': 1 / 3,  # above the cap, not at it
     'ess': 6.5**2 / (3 * 20.25),
   }
@@ -64,12 +69,17 @@ def test_equal_to_float64():
   k3, w = np.expm1(d) - d, np.exp(d)
   want = {
     'k1': -d.mean(),
+    'k2': (d**2).mean() / 2,
     'k3': k3.mean(),
+    'k3_max': k3.max(),
+    'k1_signal': -d[signal].mean(),
+    'k2_signal': (d[signal] ** 2).mean() / 2,
     'k3_signal': k3[signal].mean(),
     'signal_count': signal.sum(),
     'ratio_mean': w.mean(),
     'ratio_max': w.max(),
     'ratio_outside': ((w < 0.9) | (w > 1.1)).mean(),
+    'ratio_outside_signal': ((w < 0.9) | (w > 1.1))[signal].mean(),
     'tis_capped_share': (w > 2).mean(),
     'ess': w.sum() ** 2 / (len(w) * (w**2).sum()),
   }
@@ -106,7 +116,8 @@ def test_zero_is_the_identity_of_addition():
 
 def test_a_mean_over_nothing_is_not_a_number_and_never_zero():
   got = finish(**row([1.0], [0], [1]))
-  assert all(np.isnan(got[k]) for k in ('k1', 'k3', 'k3_signal', 'ratio_mean', 'ess'))
+  assert got.pop('signal_count') == 0
+  assert all(np.isnan(v) for v in got.values())
   only_lone = finish(**row([1.0], [1], [0]))
   assert np.isnan(only_lone['k3_signal'])
   assert np.isfinite(only_lone['k3'])
@@ -136,3 +147,86 @@ def test_jit_computes_the_same():
   plain = divergence.sums(**x, cap=2.0)
   for a, b in zip(fixtures.leaves(plain), fixtures.leaves(_sums(**x)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+# By episode.
+
+P, J = 3, 5
+SEGMENT_BT = np.array([[1, 1, 1, 2, 2, 2, 3, 0], [1, 1, 1, 1, 2, 2, 0, 0]])
+EPISODE_BT = np.array([[0, 0, 0, 1, 1, 1, 2, 0], [1, 1, 1, 1, 3, 3, 0, 0]])
+
+
+@jax.jit
+def _episodes(logp_BT, mu_logp_BT, mask_BT):
+  return divergence.episodes(
+    logp_BT, mu_logp_BT, mask_BT, SEGMENT_BT, EPISODE_BT, P=P, J=J
+  )
+
+
+_finish = jax.jit(divergence.finish_episodes)
+
+
+def by_episode(x: dict[str, np.ndarray]) -> dict[str, float]:
+  found = _finish(_episodes(x['logp_BT'], x['mu_logp_BT'], x['mask_BT']))
+  return {k: float(v) for k, v in found.items()}
+
+
+def test_episodes_equal_float64():
+  x = example(7)
+  x['mask_BT'] &= SEGMENT_BT > 0
+  x['mask_BT'][1, 4:] = False  # episode 3 has no sampled token
+  d = np.float64(x['logp_BT']) - x['mu_logp_BT']
+  own = [(j == EPISODE_BT) & x['mask_BT'] for j in range(4)]
+  total = np.array([d[o].sum() for o in own if o.any()])
+  mean = np.array([d[o].mean() for o in own if o.any()])
+  assert total.size == 3
+  w = np.exp(total)
+  want = {
+    'episode_count': 3,
+    'episode_k1': -total.mean(),
+    'episode_k2': (total**2).mean() / 2,
+    'episode_k3': (np.expm1(total) - total).mean(),
+    'episode_ess': w.sum() ** 2 / (3 * (w**2).sum()),
+    'episode_outside': (np.abs(np.exp(mean) - 1) > 0.1).mean(),
+    'episode_distance_max': np.abs(mean).max(),
+  }
+  assert by_episode(x) == pytest.approx(want, rel=1e-4)
+
+
+def test_an_episode_in_two_micro_batches_is_one_episode():
+  x = example(8)
+  x['mask_BT'] &= SEGMENT_BT > 0
+  parts = [
+    _episodes(
+      x['logp_BT'], x['mu_logp_BT'], x['mask_BT'] & (np.arange(B) == b)[:, None]
+    )
+    for b in range(B)
+  ]
+  total = _finish(jax.tree.map(jnp.add, *parts))
+  assert {k: float(v) for k, v in total.items()} == pytest.approx(
+    by_episode(x), rel=1e-5
+  )
+
+
+def test_no_episode_has_no_mean():
+  got = by_episode(example() | {'mask_BT': np.zeros((B, T), bool)})
+  assert got.pop('episode_count') == 0
+  assert all(np.isnan(v) for v in got.values())
+
+
+def test_the_ess_of_episodes_is_finite_where_their_ratios_overflow():
+  x = row([60.0] * 7, [1] * 7, [1] * 7)
+  got = by_episode(x)  # D = 180, 180, 60
+  assert got['episode_ess'] == pytest.approx(2 / 3, rel=1e-5)
+  assert np.isinf(got['episode_k3'])
+
+
+@pytest.mark.parametrize('value', [1e4, -1e4, -np.inf, np.inf, np.nan])
+def test_nothing_in_a_masked_slot_reaches_an_episode(value):
+  x = example(9)
+  x['mask_BT'] &= SEGMENT_BT > 0
+  dirty = [
+    np.where(x['mask_BT'], x[k], np.float32(value)) for k in ('logp_BT', 'mu_logp_BT')
+  ]
+  clean = _episodes(x['logp_BT'], x['mu_logp_BT'], x['mask_BT'])
+  assert fixtures.same_bits(clean, _episodes(*dirty, x['mask_BT']))

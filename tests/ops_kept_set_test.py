@@ -1,5 +1,9 @@
 """The kept set: which ids stay, that draws come from it, and what is recorded."""
 
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,6 +97,101 @@ def test_every_mix_of_filters_keeps_what_the_oracle_keeps():
     ids = kept(prob, **filters)
     assert ids == set(fixtures.kept64(prob, **filters))
     assert int(prob.argmax()) in ids
+
+
+# Powers of two: their logarithms differ by exact multiples of log 2, and every sum of
+# them is exact, so mass meets p without rounding.
+DYADIC = [
+  [0.5, 0.25, 0.25],
+  [0.25, 0.125, 0.5, 0.125],
+  [0.25] * 4,
+  [0.125] * 8,
+  [0.125, 0.125, 0.5, 0.125, 0.125],
+  [0.0625] * 16,
+  [0.125, 0.25, 0.125, 0.25, 0.125, 0.125],
+]
+
+
+@pytest.mark.parametrize('dtype', [np.float32, np.float64])
+@pytest.mark.parametrize('prob', DYADIC)
+def test_mass_that_meets_p_exactly_ends_the_set_in_both_precisions(prob, dtype):
+  mass, V = np.cumsum(sorted(prob, reverse=True)), len(prob)
+  with jax.enable_x64(dtype == np.float64):
+    for p in mass:
+      z_BV = jnp.asarray(np.log(np.array(prob, dtype)))[None]
+      assert z_BV.dtype == dtype
+      one = (np.array([p], dtype), np.zeros(1, dtype), np.array([V], np.int32))
+      ids, _, keep = _filter(z_BV, *one, V)
+      kept_ids = np.asarray(ids[0])[np.asarray(keep[0])].tolist()
+      assert kept_ids == fixtures.kept64(np.array(prob), top_p=p)
+      assert len(kept_ids) == 1 + np.searchsorted(mass, p)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+  # Few values, so that ties are the rule; at least one id is possible.
+  st.lists(st.integers(0, 4), min_size=8, max_size=8),
+  st.integers(1, 8),
+  st.floats(0.0078125, 1.0, width=32),
+  st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_a_set_is_never_empty_holds_the_argmax_and_is_a_prefix(z, top_k, top_p, min_p):
+  prob = np.exp(np.float64(z) - fixtures.logsumexp64(np.float64(z)))
+  ids = kept(prob, top_k=top_k, top_p=top_p, min_p=min_p)
+  order = sorted(range(8), key=lambda i: (-z[i], i))  # descending, ties by id
+  assert 1 <= len(ids) <= top_k
+  assert ids == set(order[: len(ids)])
+
+
+TOPK_BOUND = [
+  # (probabilities, filters, top_k decided)
+  ([0.5, 0.3, 0.2], {'top_k': 2, 'top_p': 0.75}, False),  # .8 of the mass: enough
+  ([0.5, 0.3, 0.2], {'top_k': 2, 'top_p': 0.85}, True),
+  ([0.5, 0.3, 0.2], {'top_k': 3, 'top_p': 0.99}, False),  # nothing was cut
+  ([0.5, 0.3, 0.2], {'top_k': 2}, True),
+  ([0.5, 0.3, 0.2], {'top_k': 3}, False),
+  ([0.5, 0.3, 0.2], {'top_k': 2, 'min_p': 0.5}, False),  # min-p left two
+  # Smaller than top_k, and top_k's doing all the same: 7 of 8, .35 of the mass.
+  ([0.05] * 20, {'top_k': 8, 'top_p': 0.85}, True),
+]
+
+
+def topk_bound(prob, *, top_p=1.0, min_p=0.0, top_k) -> bool:
+  z_BV = jnp.log(jnp.float32(prob))[None]
+  row = jnp.float32([top_p]), jnp.float32([min_p]), jnp.int32([top_k])
+  _, z_BK, keep_BK = _filter(z_BV, *row, len(prob))
+  return bool(kept_set.topk_bound(z_BV, z_BK, keep_BK, *row)[0])
+
+
+@pytest.mark.parametrize('prob, filters, want', TOPK_BOUND)
+def test_top_k_decided_where_the_set_would_be_larger_without_it(prob, filters, want):
+  free = {k: v for k, v in filters.items() if k != 'top_k'}
+  without = fixtures.kept64(np.array(prob), **free)
+  assert want == (len(without) > len(kept(prob, **filters)))
+  assert topk_bound(prob, **filters) == want
+
+
+def test_top_k_decided_is_said_of_each_draw():
+  flat = np.zeros((64, 40), np.float32)
+  assert bool(jnp.all(draw(flat, top_k=8, top_p=0.9, K=8).topk_bound_B))
+  assert max(map(len, sets(draw(flat, top_k=8, top_p=0.8, K=8)))) < 8
+  assert not bool(jnp.any(draw(flat, top_k=8, top_p=0.02, K=8).topk_bound_B))
+  assert not bool(jnp.any(draw(flat, K=0).topk_bound_B))
+  assert not bool(jnp.any(draw(flat, T=0.0, K=8).topk_bound_B))  # one id, as asked
+
+
+def test_the_vocabulary_is_never_sorted():
+  V, K = 49_152, 64
+  row = [jax.ShapeDtypeStruct((4,), x) for x in (*['float32'] * 3, 'int32')]
+  key_B = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
+  z_BV = jax.ShapeDtypeStruct((4, V), 'float32')
+  text = _draw.lower(key_B, z_BV, *row, K).compile().as_text()
+  sorts = [line for line in text.splitlines() if re.search(r'\bsort\(', line)]
+  assert not any(str(V) in line for line in sorts), sorts
+  assert 'TopK' in text  # what bounds the set is there, by this name
+  # The control: the same search finds the sort in a program that has one.
+  whole = jax.jit(jnp.sort).lower(z_BV).compile().as_text()
+  assert any(str(V) in line for line in re.findall(r'.*\bsort\(.*', whole))
 
 
 @pytest.mark.parametrize('top_k', [1, 3, 7])

@@ -13,7 +13,9 @@ from swe17.model import cache as kv
 from swe17.model import params as p
 from swe17.sampler import decode
 
-MODEL = config.Model(layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16)
+MODEL = config.Model(
+  layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16, rotary_dim=8
+)
 V, K, LENGTH, B = 97, 8, 16, 64
 
 

@@ -18,7 +18,9 @@ from swe17.model import transformer
 from swe17.ops import logprob
 from swe17.sampler import decode, engine
 
-MODEL = config.Model(layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16)
+MODEL = config.Model(
+  layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16, rotary_dim=8
+)
 V, K, LENGTH = 97, 32, 64
 WAIT = 60.0  # s; only a hang takes that long
 FILTERED = config.Sampler(
@@ -204,6 +206,16 @@ def test_greedy_draws_the_argmax_with_a_set_of_one():
   assert (a.logp_T == 0).all()
   logits_TV = learner(asked[0], a)[0]
   np.testing.assert_array_equal(a.token_T, logits_TV.argmax(axis=-1))
+
+
+def test_tokens_whose_set_top_k_decided_are_counted():
+  # Equal logits: top-p asks for far more ids than top-k leaves, at every token.
+  flat = jax.tree.map(jnp.zeros_like, weights(0))
+  narrow = dataclasses.replace(ask('b').sampling, top_p=0.001)  # one id will do
+  with serving(flat) as made:
+    bound, free = answers(made, ask('a'), ask('b', sampling=narrow))
+  assert bound.topk_bound == bound.token_T.size > 0
+  assert free.topk_bound == 0
 
 
 def test_the_stop_token_is_returned_and_ends_the_turn():

@@ -20,7 +20,9 @@ from swe17.model import params as p
 from swe17.sampler import engine, server
 from swe17.store import kv
 
-MODEL = config.Model(layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16)
+MODEL = config.Model(
+  layers=2, width=64, ffn=128, heads=4, kv_heads=2, head_dim=16, rotary_dim=8
+)
 V, LENGTH = 97, 64
 CFG = config.Sampler(
   slots=4, decode_steps=4, prefill_rows=2, prefill_chunk=8, top_k=8, poll_seconds=0.01

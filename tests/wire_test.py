@@ -32,6 +32,7 @@ def a_result() -> types.GenerateResult:
     version_T=np.int32([3, 3, 4]),
     kept=kept,
     finish='length',
+    topk_bound=2,
   )
 
 
@@ -78,46 +79,42 @@ def test_special_values_of_a_log_probability_are_not_altered():
   )
 
 
-def test_a_set_of_one_stores_no_id_and_small_ids_take_two_bytes():
-  packed = wire.pack_kept(a_result().kept, a_result().token_T)
-  assert packed['kept_size'].tolist() == [1, 0, 3]
-  assert packed['kept_ids'].tolist() == [2, 5, 9]
-  assert packed['kept_ids'].dtype == np.uint16
+def test_the_sets_of_a_group_share_their_code_tables():
+  """A group's kept sets are one array, whichever episodes and segments they are of."""
+  group = fixtures.group(3, (1.0, 0.0, 0.0), width=5)
+  _, arrays = wire.decode(wire.group_to_bytes(group))
+  assert [name for name in arrays if 'kept' in name] == ['kept']
+  _, arrays = wire.decode(wire.result_to_bytes(a_result()))
+  assert arrays['kept'].dtype == np.uint8 and arrays['kept'].size < 40
 
 
-def test_ids_beyond_two_bytes_survive():
-  kept = types.KeptSets(np.int32([0, 2]), np.int32([65535, 151_000]))
-  token_T = np.int32([65535])
-  back = wire.unpack_kept(wire.pack_kept(kept, token_T), token_T)
-  assert equal(back, kept)
+def test_a_group_without_a_segment_comes_back():
+  group = fixtures.group(3, (None, None))
+  none = tuple(dataclasses.replace(e, segments=()) for e in group.episodes)
+  group = dataclasses.replace(group, episodes=none)
+  assert equal(wire.bytes_to_group(wire.group_to_bytes(group)), group)
 
 
-def test_random_sets_survive():
-  rng = np.random.default_rng(0)
-  for _ in range(20):
-    made = fixtures.segment(rng, (3, 9), (2, 5), width=7)
-    back = wire.unpack_kept(wire.pack_kept(made.kept, made.token_T), made.token_T)
-    assert equal(back, made.kept)
+@pytest.mark.parametrize(
+  'changes, reason',
+  [
+    ({'0.0.token': np.zeros((2, 3), np.int32)}, '0.0.token'),
+    ({'1.0.token': np.zeros(11, np.float64)}, '1.0.token'),
+    ({'kept': np.zeros(3, np.uint8)}, 'kept sets: got version'),
+    ({'kept': np.ones(1, np.uint8)}, 'kept sets: cut short'),
+  ],
+)
+def test_a_group_whose_tokens_or_sets_are_no_such_thing_is_refused(changes, reason):
+  meta, arrays = wire.decode(wire.group_to_bytes(fixtures.group()))
+  with pytest.raises(ValueError, match=reason):
+    wire.bytes_to_group(wire.encode(meta, {**arrays, **changes}))
 
 
-def test_a_lone_id_that_is_not_the_drawn_token_is_refused():
-  kept = types.KeptSets(np.int32([0, 1]), np.int32([7]))
-  with pytest.raises(ValueError, match='does not hold the token'):
-    wire.pack_kept(kept, np.int32([8]))
-
-
-def test_a_set_too_wide_for_its_size_field_is_refused():
-  n = 1 << 16
-  kept = types.KeptSets(np.int32([0, n]), np.arange(n, dtype=np.int32))
-  with pytest.raises(ValueError, match='65536'):
-    wire.pack_kept(kept, np.int32([0]))
-
-
-@pytest.mark.parametrize('sizes, ids', [([2], [1, 2]), ([2, 3], [1, 2, 3, 4])])
-def test_sizes_that_disagree_with_tokens_or_ids_are_refused(sizes, ids):
-  arrays = {'kept_size': np.uint16(sizes), 'kept_ids': np.uint16(ids)}
-  with pytest.raises(ValueError, match='kept sets'):
-    wire.unpack_kept(arrays, np.int32([1, 2]))
+def test_a_group_that_claims_a_world_of_segments_is_refused_at_the_first():
+  meta, arrays = wire.decode(wire.group_to_bytes(fixtures.group()))
+  meta['episodes'][0]['segments'] = 10**15
+  with pytest.raises(ValueError, match=r'0\.1\.token'):
+    wire.bytes_to_group(wire.encode(meta, arrays))
 
 
 def test_every_flipped_byte_and_every_cut_is_noticed():

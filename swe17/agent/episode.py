@@ -94,6 +94,7 @@ async def run(
     submitted=env.done,
     sampled_tokens=sum(log.mask),
     thinking_tokens=log.thinking,
+    topk_bound=log.topk_bound,
     tool_seconds=log.tool_seconds,
     seconds=clock() - start,
     cut=log.cut,

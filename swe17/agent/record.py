@@ -72,6 +72,7 @@ class Record:
     self._kept_size: list[int] = []
     self._kept_ids: list[np.ndarray] = []
     self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
+    self.topk_bound = 0
     self.tool_seconds = 0.0
     self.cut = False
 
@@ -101,6 +102,7 @@ class Record:
     self._kept_ids.append(result.kept.ids)
     self.turns += 1
     self.thinking += _thinking_tokens(self.tokenizer, ids)
+    self.topk_bound += result.topk_bound
 
   async def run(
     self, calls: list[tools.Call], env: base.Env, max_calls: int

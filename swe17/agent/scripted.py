@@ -3,7 +3,7 @@
 It knows nothing of the gold. It reads the code from `view`'s result and tries other
 texts at its anchors, those of `alternatives`. A `Style` says how well: the default is
 clumsy at exactly what reinforcement learning can teach a small model (test before
-submitting, undo what did not help, go on, try something new); `CAREFUL` is not.
+submitting, undo what did not help, go on); `CAREFUL` is not.
 
   <think>look</think> view
   <think>comparison</think> edit test      or, untested: edit, then submit

@@ -4,10 +4,10 @@
       «1»if «n1»x«2» < «n2»low:     `edit(at='«2»', new=' <= ')` makes it `x <= low`
           return «n3»low
 
-The `def` line has none. Numbered are binary operators, the words of conditions, numbers, truth values and short
-strings; names and the rest have numbers of their own behind an n. An anchor names the
-same place for a whole episode, whatever has been written there, so an edit neither
-quotes code nor counts lines, and always applies.
+The `def` line has none. Numbered are binary operators, the words of conditions,
+numbers, truth values and short strings; names and the rest have numbers of their own
+behind an n. An anchor names the same place for a whole episode, whatever has been
+written there, so an edit neither quotes code nor counts lines, and always applies.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,11 @@
 """The family `repair_functions`: tasks, their verification, one episode's environment.
 
 A task is a function of the standard library with one fault in it (faults.py). The
-agent sees the code, with anchors to edit at (anchors.py), and how many of 6 visible cases fail; what counts is whether 32
-other cases give what the original gives. The committed table names function, fault and
-seed only: code is taken from this Python's library and checked by its hash, cases come
-from the seed, expected results from the original run in the grader.
+agent sees the code, with anchors to edit at (anchors.py), and how many of 6 visible
+cases fail; what counts is whether 32 other cases give what the original gives. The
+committed table names function, fault and seed only: code is taken from this Python's
+library and checked by its hash, cases come from the seed, expected results from the
+original run in the grader.
 
 Whoever edits, counts and compares is this trusted code; only the agent's version of
 the function runs in the grader, and nothing expected goes in there.

@@ -1,27 +1,34 @@
 """From groups to a batch: rewards, advantages, and packed rows. Host side, numpy.
 
-A group's rewards are shaped here, from raw outcomes; its baseline is over episodes,
-never rows. Segments are packed first-fit, longest first, into rows of a fixed length,
-so that one compiled shape serves every step.
+A group's rewards are shaped by `rewards`, from raw outcomes; its baseline is over
+episodes, never rows. Segments are packed first-fit, longest first, into rows of a fixed
+length, so that one compiled shape serves every step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
 import numpy as np
 
 from swe17 import config, types
+from swe17 import kept as kept_sets
+from swe17.learner import rewards
 from swe17.learner import state as st
+from swe17.metrics import records
 from swe17.ops import advantage
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """One segment to train on. `adv` is its episode's advantage (a weight, imitating)."""
+  """One segment to train on. `adv` is its episode's advantage (a weight, imitating).
+
+  Segments with the same `episode` are parts of one; '' makes an episode of its own.
+  """
 
   segment: types.Segment
   adv: float
+  episode: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,51 +41,122 @@ class Assembled:
   trained: tuple[str, ...]  # group ids with signal
   no_signal: tuple[str, ...]
   too_small: tuple[str, ...]  # fewer than 2 valid members
+  # Of those without signal: rewards differ, but only by shaping, and not all solved.
+  degenerate: tuple[str, ...] = ()
+  budgets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for a row
 
 
 def lengths(episode: types.Episode) -> int:
   """L_i: all sampled tokens of the episode."""
-  return int(sum(segment.mask_T.sum() for segment in episode.segments))
+  return rewards.tokens(episode)
 
 
-def assemble(groups: Sequence[types.Group], cfg: config.Loss) -> Assembled:
-  """Turns groups into items with advantages; groups without signal give none."""
-  items, trained, no_signal, too_small, count = [], [], [], [], 0
-  baseline = advantage.BASELINES[cfg.baseline]
+def denominator(cfg: config.Loss, episodes: int, T_max: int) -> float:
+  """What a batch's summed loss is divided by, once: T_max times `episodes`.
+
+  `episodes` is `Assembled.denominator_episodes` and T_max a constant (Dr. GRPO,
+  arXiv:2503.20783). GSPO has its paper's mean over sequences (arXiv:2507.18071).
+  """
+  return float(episodes if cfg.objective == 'gspo' else T_max * episodes)
+
+
+def assemble(
+  groups: Sequence[types.Group],
+  cfg: config.Loss,
+  *,
+  step_of: Mapping[int, int] | None = None,
+  budgets: Mapping[str, float] | None = None,
+) -> Assembled:
+  """Turns groups into items with advantages; groups without signal give none.
+
+  Args:
+    groups: in the order in which they started.
+    cfg: objective, baseline, stabilisers and length.
+    step_of: learner step of each weight version; None: version v is of step v.
+    budgets: length budgets so far, by task id; `Assembled.budgets` has the new ones.
+  """
+  items, trained, no_signal, too_small, degenerate = [], [], [], [], []
+  count, reward, over, masked = 0, [], [], []
+  budgets = dict(budgets or {})
   for group in groups:
     members = [e for e in group.episodes if e.status in ('valid', 'masked')]
     if len(members) < 2:
       too_small.append(group.id)
       continue
-    outcome_G = np.array([e.outcome.value for e in members], np.float64)
-    reward_G = outcome_G  # no shaping: the quickstart rewards success alone
-    solved_G = np.array([e.solved for e in members])
-    if not advantage.has_signal(outcome_G, reward_G, solved_G):
+    steps = _every_version(members) if step_of is None else step_of
+    shaped = rewards.shape(group, members, cfg.length, step_of=steps, budgets=budgets)
+    budgets, reward_G = shaped.budgets, shaped.reward_G
+    reward, over = [*reward, *reward_G], [*over, *shaped.over_G]
+    mine = _items(members, reward_G, cfg)
+    if not mine:
       no_signal.append(group.id)
-      continue
-    length_G = np.array([lengths(e) for e in members], np.float64)
-    adv_G = advantage.advantages(reward_G, length_G, baseline)
-    mine = [
-      Item(segment, float(adv))
-      for episode, adv in zip(members, adv_G, strict=True)
-      if episode.status == 'valid'
-      for segment in episode.segments
-      if segment.mask_T[1:].any()
-    ]
-    # What differs may be masked, or without a token: then the loss would be 0.
-    if not any(item.adv for item in mine):
-      no_signal.append(group.id)
+      if len(set(reward_G.tolist())) > 1 and not _differ(members):
+        degenerate.append(group.id)
       continue
     trained.append(group.id)
     count += len(members)
+    masked += [not _inside(e, cfg) for e in members]
     items += mine
+  values = {
+    'groups_degenerate': len(degenerate),
+    'reward': records.mean(reward),
+    'reward_count': len(reward),
+    'over_budget_share': records.mean(over),
+    'masked_share': records.mean(masked),
+    'masked_count': len(masked),
+  }
   return Assembled(
-    tuple(items), count, tuple(trained), tuple(no_signal), tuple(too_small)
+    tuple(items),
+    count,
+    tuple(trained),
+    tuple(no_signal),
+    tuple(too_small),
+    tuple(degenerate),
+    budgets,
+    values,
   )
+
+
+def _differ(members: Sequence[types.Episode]) -> bool:
+  return len({e.outcome.value for e in members}) > 1
+
+
+def _inside(episode: types.Episode, cfg: config.Loss) -> bool:
+  """Whether an episode is in the loss, and not in the statistics only."""
+  return episode.status == 'valid' and not (cfg.mask_overlong and episode.cut)
+
+
+def _items(
+  members: Sequence[types.Episode], reward_G: np.ndarray, cfg: config.Loss
+) -> list[Item]:
+  """What a group's valid members give to train on; [] where the loss would be 0."""
+  outcome_G = np.array([e.outcome.value for e in members], np.float64)
+  solved_G = np.array([e.solved for e in members])
+  if not advantage.has_signal(outcome_G, reward_G, solved_G):
+    return []
+  adv_G = rewards.advantages(members, reward_G, cfg)
+  items = [
+    Item(segment, float(adv), episode.id)
+    for episode, adv in zip(members, adv_G, strict=True)
+    if _inside(episode, cfg)
+    for segment in episode.segments
+    if segment.mask_T[1:].any()
+  ]
+  # What differs may be masked, or without a token.
+  return items if any(item.adv for item in items) else []
+
+
+def _every_version(members: Sequence[types.Episode]) -> dict[int, int]:
+  """Version v is of step v: what a publish after every step makes true."""
+  versions = {rewards.first_version(e) for e in members} - {None}
+  return {v: v for v in versions if v is not None}
 
 
 def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
   """Rows of item indices: first fit, longest first, ties by index.
+
+  A row takes `state.SEGMENTS_A_ROW` items at most.
 
   Raises:
     ValueError: an item is longer than a row.
@@ -91,7 +169,12 @@ def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
         f'a segment of {lengths[i]} tokens does not fit a row of {row_length}; '
         'raise batch.row_length or lower agent.max_context'
       )
-    at = next((r for r, free in enumerate(room) if free >= lengths[i]), len(rows))
+    fits = (
+      r
+      for r, free in enumerate(room)
+      if free >= lengths[i] and len(rows[r]) < st.SEGMENTS_A_ROW
+    )
+    at = next(fits, len(rows))
     if at == len(rows):
       rows.append([])
       room.append(row_length)
@@ -127,6 +210,9 @@ def fill(
   if len(rows) > micro * B:
     raise ValueError(f'got {len(rows)} rows, want at most {micro} x {B}')
   M = micro
+  # Nothing is asked by episode of scripted ones.
+  names = [item.episode for item in items] if context_weight is None else []
+  episodes = _numbered(names, M * B * st.EPISODES_A_ROW) or [0] * len(items)
   a = {
     'token': np.zeros((M * B, T), np.int32),
     'position': np.zeros((M * B, T), np.int32),
@@ -137,10 +223,12 @@ def fill(
     'adv': np.zeros((M * B, T), np.float32),
     'temperature': np.ones((M * B, T), np.float32),
     'fresh': np.zeros((M * B, T), bool),
+    'turn': np.zeros((M * B, T), np.int32),
+    'episode': np.zeros((M * B, T), np.int32),
   }
   kept = np.full((M * B, T, max(K, 1)), -1, np.int32)
   for r, row in enumerate(rows):
-    at = 0
+    at = turns = 0
     for j, i in enumerate(row):
       segment, adv = items[i].segment, items[i].adv
       n = segment.token_T.size - 1
@@ -154,22 +242,42 @@ def fill(
       a['mu_logp'][r, to] = segment.mu_logp_T[1:]
       a['fresh'][r, to] = bool((segment.version_T[segment.mask_T] == version).all())
       other = 0.0 if context_weight is None else context_weight
+      turn_T = _turns(segment) + turns
+      a['turn'][r, to], turns = turn_T, int(turn_T.max(initial=turns))
+      a['episode'][r, to] = episodes[i]
       a['adv'][r, to] = np.where(mask, adv, other)
       a['temperature'][r, to] = np.where(mask, segment.temperature_T[1:], 1.0)
-      kept[r, to] = padded_sets(segment.kept, max(K, 1))[1:]
+      kept[r, to] = kept_sets.padded(segment.kept, max(K, 1))[1:]
       at += n
   fields: dict[str, Any] = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
+  for name in ('prox_logp', 'turn_log_ratio', 'episode_log_ratio', 'episode_tokens'):
+    fields[f'{name}_MBT'] = np.zeros((M, B, T), np.float32)
   fields['kept_ids_MBTK'] = kept.reshape(M, B, T, -1)
   fields['micro'] = np.int32(-(-len(rows) // B))
   fields['denominator'] = np.float32(denominator)
   return st.Batch(**fields)
 
 
-def padded_sets(kept: types.KeptSets, K: int) -> np.ndarray:
-  """CSR kept sets as int32 [T, K], -1 beyond each set. ValueError if one is wider."""
-  size_T = kept.size_T
-  if size_T.size and size_T.max() > K:
-    raise ValueError(f'a kept set holds {size_T.max()} ids, want at most {K}')
-  out_TK = np.full((size_T.size, K), -1, np.int32)
-  out_TK[np.arange(K)[None, :] < size_T[:, None]] = kept.ids
-  return out_TK
+def _numbered(names: Sequence[str], most: int) -> list[int]:
+  """Numbers from 0, in order of appearance; '' is a new one each. At most `most`."""
+  number: dict[Any, int] = {}
+  of = [number.setdefault(name or i, len(number)) for i, name in enumerate(names)]
+  if len(number) > most:
+    raise ValueError(
+      f'a batch of {len(number)} episodes, want at most {most}: '
+      f'{st.EPISODES_A_ROW} a row; raise batch.micro_rows or lower batch.row_length'
+    )
+  return of
+
+
+def _turns(segment: types.Segment) -> np.ndarray:
+  """Turns of a segment's targets, int32 [T - 1], numbered from 1 within it.
+
+  A turn goes on until the first token drawn in the next; what comes before the first
+  turn belongs to it.
+  """
+  mask_T, turn_T = segment.mask_T[1:], segment.turn_T[1:]
+  drawn = np.flatnonzero(mask_T)
+  new_T = np.zeros(mask_T.shape, np.int32)
+  new_T[drawn[1:][turn_T[drawn][1:] != turn_T[drawn][:-1]]] = 1
+  return 1 + np.cumsum(new_T, dtype=np.int32)

@@ -129,12 +129,14 @@ def _one_step(
     run_.uncommitted += [group_store.key_of(g.start) for g, _ in taken.dropped]
     consumed, ages = consumed + taken.groups, ages + taken.staleness
     dropped += len(taken.dropped)
-    assembled = batching.assemble(consumed, cfg.loss)
+    assembled = batching.assemble(
+      consumed, cfg.loss, step_of=run_.step_of, budgets=run_.budgets
+    )
     if assembled.items:
       break
     _no_signal(run_, assembled)
   waited = time.monotonic() - start
-  run_.dead_batches = 0
+  run_.dead_batches, run_.budgets = 0, dict(assembled.budgets)
   run_.status.set(
     'training',
     f'step {run_.step + 1}/{cfg.steps}, updating on {len(assembled.items)} episodes',
@@ -160,6 +162,7 @@ def _one_step(
   return records.row(
     **values,
     **_of_update(metrics, values, run_),
+    **assembled.values,
     step=run_.step,
     time=time.monotonic() - began,
     groups_trained=len(assembled.trained),
@@ -203,7 +206,7 @@ def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> s
     micro=max(usual, -(-rows // cfg.batch.micro_rows)),
     cfg=cfg.batch,
     K=cfg.sampler.top_k if cfg.sampler.sampling.truncates else 1,
-    denominator=cfg.agent.max_context * episodes,
+    denominator=batching.denominator(cfg.loss, episodes, cfg.agent.max_context),
     # With several steps a version, the learner may be ahead of the newest one.
     version=run_.version if run_.step_of[run_.version] == run_.step else -1,
   )
@@ -231,5 +234,4 @@ def _of_update(
   got = {k: float(v) if np.isfinite(v) else None for k, v in metrics.items()}
   got['skipped_steps'] = run_.skipped
   got['lr'] = float(np.asarray(optimizer.schedule(run_.cfg.optim)(run_.step - 1)))
-  got['kept_mass_count'] = got['trained_tokens']
   return {k: v for k, v in got.items() if k in records.NAMES and k not in values}

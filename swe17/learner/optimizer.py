@@ -4,14 +4,17 @@
   X <- a X + (b A + c A^2) X, (a, b, c) = (3.4445, -4.7750, 2.0315);
   update = -lr * consistent_rms * sqrt(max(fan_in, fan_out)) * X
 
-(Muon, arXiv:2502.16982; the scale lets an AdamW learning rate transfer.) The orthogonal
-factor is optax's; which axes of which leaf form a matrix is said here, leaf by leaf,
-because optax's own rule would give the embedding to Muon and stacked weights to Adam. A
-parameter that the table does not name stops the run.
+(Muon, arXiv:2502.16982; the scale lets an AdamW learning rate transfer.) Which axes of
+which leaf form a matrix is said here, leaf by leaf: a rule by shape would give the
+embedding to Muon, or fuse what must stay apart (a layer, an expert, a head where
+configured; Q, K and V). A parameter that the table does not name stops the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+import dataclasses
+import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,24 +22,53 @@ import optax
 
 from swe17 import config
 
-Muon = optax.contrib.MuonDimensionNumbers
 ADAMW = 'adamw'
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
-# Axis 0 (layer or offset) stacks matrices. Q, K and V are never fused.
-TABLE: dict[str, Muon | str] = {
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+  """The axes of a leaf that are a matrix's rows (fan in) and columns (fan out).
+
+  All other axes (layer, expert) stack matrices, and so does `head` with
+  `optim.muon_per_head`.
+  """
+
+  rows: tuple[int, ...]
+  columns: tuple[int, ...]
+  head: int | None = None
+
+  def axes(self, per_head: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows, columns) of one matrix."""
+    head = self.head if per_head else None
+    rows = tuple(a for a in self.rows if a != head)
+    return rows, tuple(a for a in self.columns if a != head)
+
+
+Table = Mapping[str, Matrix | str]
+
+# One line a parameter. Axis 0 (layer or offset) stacks matrices.
+TABLE: Table = {
   'embed_VD': ADAMW,
-  'prev_JDD': Muon(reduction_axis=1, output_axis=2),
+  'prev_JDD': Matrix(rows=(1,), columns=(2,)),
   'norm_D': ADAMW,
   'layers/attn_norm_ND': ADAMW,
   'layers/mlp_norm_ND': ADAMW,
-  'layers/wq_NDQH': Muon(reduction_axis=1, output_axis=(2, 3)),
-  'layers/wk_NDCH': Muon(reduction_axis=1, output_axis=(2, 3)),
-  'layers/wv_NDCH': Muon(reduction_axis=1, output_axis=(2, 3)),
-  'layers/wo_NQHD': Muon(reduction_axis=(1, 2), output_axis=3),
-  'layers/wg_NDF': Muon(reduction_axis=1, output_axis=2),
-  'layers/wu_NDF': Muon(reduction_axis=1, output_axis=2),
-  'layers/wd_NFD': Muon(reduction_axis=1, output_axis=2),
+  'layers/wq_NDQH': Matrix(rows=(1,), columns=(2, 3), head=2),
+  'layers/wk_NDCH': Matrix(rows=(1,), columns=(2, 3), head=2),
+  'layers/wv_NDCH': Matrix(rows=(1,), columns=(2, 3), head=2),
+  'layers/wo_NQHD': Matrix(rows=(1, 2), columns=(3,), head=1),
+  'layers/wg_NDF': Matrix(rows=(1,), columns=(2,)),
+  'layers/wu_NDF': Matrix(rows=(1,), columns=(2,)),
+  'layers/wd_NFD': Matrix(rows=(1,), columns=(2,)),
 }
+
+
+class MuonState(NamedTuple):
+  """Steps taken (int32) and momentum M, float32 like the parameters."""
+
+  count: jax.Array
+  mu: optax.Updates
 
 
 def name(path: tuple) -> str:
@@ -44,23 +76,35 @@ def name(path: tuple) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
-def _row(path: tuple) -> Muon | str:
+def _row(table: Table, path: tuple, leaf: jax.Array) -> Matrix | str:
   key = name(path)
-  if key not in TABLE:
+  if key not in table:
     raise ValueError(
       f'parameter {key!r} is not in the optimiser table; add it to '
-      'learner/optimizer.py, as Muon with its matrix axes or as AdamW'
+      'learner/optimizer.py, as Matrix with its axes or as ADAMW'
     )
-  return TABLE[key]
+  row = table[key]
+  if isinstance(row, Matrix) and max(row.rows + row.columns) >= len(leaf.shape):
+    raise ValueError(f'parameter {key!r}: got shape {leaf.shape}, want axes of {row}')
+  return row
 
 
-def labels(params: optax.Params) -> optax.Params:
+def labels(params: optax.Params, table: Table = TABLE) -> optax.Params:
   """'muon' or 'adamw' at every leaf."""
 
-  def label(path: tuple, _: jax.Array) -> str:
-    return 'adamw' if _row(path) == ADAMW else 'muon'
+  def label(path: tuple, leaf: jax.Array) -> str:
+    return 'adamw' if _row(table, path, leaf) == ADAMW else 'muon'
 
   return jax.tree_util.tree_map_with_path(label, params)
+
+
+def _refuse_low_precision(params: optax.Params) -> None:
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if leaf.dtype != jnp.float32:
+      raise ValueError(
+        f'parameter {name(path)!r}: got a {leaf.dtype} master, want float32 (values '
+        'are rounded for the forward pass, never in the optimiser)'
+      )
 
 
 def schedule(cfg: config.Optim) -> optax.Schedule:
@@ -70,28 +114,119 @@ def schedule(cfg: config.Optim) -> optax.Schedule:
   return optax.linear_schedule(cfg.lr / cfg.warmup, cfg.lr, cfg.warmup - 1)
 
 
+def newton_schulz(x: jax.Array, steps: int) -> jax.Array:
+  """Near-orthogonal factor of one matrix or a stack, [..., rows, columns]: U V^T.
+
+  Five steps leave singular values within about .7 and 1.2 (arXiv:2502.16982, eq. 2). A
+  zero matrix stays zero. The size of `x` does not matter, however small.
+  """
+  a, b, c = COEFFICIENTS
+  wide = x.shape[-2] <= x.shape[-1]
+  x = x if wide else jnp.swapaxes(x, -1, -2)  # A is the smaller of the two products
+  # The largest entry first: squares of a tiny gradient would vanish in float32.
+  x = _divided(x, jnp.max(jnp.abs(x), axis=(-1, -2), keepdims=True))
+  x = _divided(x, jnp.sqrt(jnp.sum(x * x, axis=(-1, -2), keepdims=True)))
+  for _ in range(steps):
+    s = x @ jnp.swapaxes(x, -1, -2)
+    x = a * x + (b * s + c * (s @ s)) @ x
+  return x if wide else jnp.swapaxes(x, -1, -2)
+
+
+def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
+  return x / jnp.where(by == 0, 1.0, by)
+
+
+def _stacked(x: jax.Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
+  """A leaf as [matrices, rows, columns]."""
+  rows, columns = axes
+  rest = tuple(a for a in range(x.ndim) if a not in rows + columns)
+  fan_in = math.prod(x.shape[a] for a in rows)
+  fan_out = math.prod(x.shape[a] for a in columns)
+  return x.transpose(rest + rows + columns).reshape(-1, fan_in, fan_out)
+
+
+def _unstacked(
+  x: jax.Array, axes: tuple[tuple[int, ...], tuple[int, ...]], shape: tuple[int, ...]
+) -> jax.Array:
+  rows, columns = axes
+  rest = tuple(a for a in range(len(shape)) if a not in rows + columns)
+  order = rest + rows + columns
+  back = tuple(order.index(a) for a in range(len(shape)))
+  return x.reshape([shape[a] for a in order]).transpose(back)
+
+
+def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]:
+  """Newton-Schulz over every matrix of every stack [matrices, rows, columns].
+
+  With `cfg.muon_stack`, matrices of one shape (up to transposition) from all leaves
+  are one batched product: few large calls, what an accelerator wants, and what can be
+  sharded over matrices. Otherwise one matrix at a time: on CPU a batched product is
+  slower than plain ones, and the stack is a copy.
+  """
+  if not cfg.muon_stack:
+    one = functools.partial(newton_schulz, steps=cfg.ns_steps)
+    return [jax.lax.map(one, x) for x in stacks]
+  wide = [x if x.shape[1] <= x.shape[2] else jnp.swapaxes(x, 1, 2) for x in stacks]
+  members: dict[tuple[int, ...], list[int]] = {}
+  for i, x in enumerate(wide):
+    members.setdefault(x.shape[1:], []).append(i)
+  for ids in members.values():
+    done = newton_schulz(jnp.concatenate([wide[i] for i in ids]), cfg.ns_steps)
+    at = 0
+    for i in ids:
+      wide[i] = done[at : at + stacks[i].shape[0]]
+      at += stacks[i].shape[0]
+  return [
+    y if x.shape == y.shape else jnp.swapaxes(y, 1, 2)
+    for x, y in zip(stacks, wide, strict=True)
+  ]
+
+
+def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformation:
+  """Momentum, Nesterov as in optax, orthogonalised matrix by matrix, RMS-matched."""
+
+  def init(params: optax.Params) -> MuonState:
+    return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params))
+
+  def update(
+    updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+  ) -> tuple[optax.Updates, optax.OptState]:
+    del params
+    assert isinstance(state, MuonState)
+    beta, count = cfg.muon_beta, state.count + 1
+    mu = optax.tree.update_moment(updates, state.mu, beta, 1)
+    ahead = jax.tree.map(
+      lambda m, g: beta * m + (1 - beta) * g,
+      optax.tree.bias_correction(mu, beta, count + 1),
+      optax.tree.bias_correction(updates, beta, count),
+    )
+    paths, tree = jax.tree_util.tree_flatten_with_path(ahead)
+    axes = []
+    for path, leaf in paths:
+      row = _row(table, path, leaf)
+      assert isinstance(row, Matrix), name(path)
+      axes.append(row.axes(cfg.muon_per_head))
+    stacks = [_stacked(x, a) for (_, x), a in zip(paths, axes, strict=True)]
+    done = [
+      _unstacked(cfg.consistent_rms * math.sqrt(max(y.shape[1:])) * y, a, x.shape)
+      for y, a, (_, x) in zip(orthogonalise(stacks, cfg), axes, paths, strict=True)
+    ]
+    return jax.tree.unflatten(tree, done), MuonState(count, mu)
+
+  return optax.GradientTransformation(init, update)
+
+
 def make(
-  cfg: config.Optim, schedule: optax.Schedule
+  cfg: config.Optim, schedule: optax.Schedule, table: Table = TABLE
 ) -> optax.GradientTransformationExtraArgs:
-  """The transformation for a whole parameter tree."""
+  """The transformation for a whole parameter tree.
 
-  def dims(updates: optax.Updates) -> optax.Updates:
-    return jax.tree_util.tree_map_with_path(lambda path, _: _row(path), updates)
-
-  def match_rms(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
-    def scale(path: tuple, x: jax.Array) -> jax.Array:
-      row = _row(path)
-      assert isinstance(row, Muon), name(path)
-      fan = max(_size(x, row.reduction_axis), _size(x, row.output_axis))
-      return x * (cfg.consistent_rms * math.sqrt(fan))
-
-    return jax.tree_util.tree_map_with_path(scale, updates)
-
+  Raises (from `init`):
+    ValueError: a parameter that `table` does not name, whose axes do not fit its row,
+      or that is not float32.
+  """
   muon = optax.chain(
-    optax.contrib.scale_by_muon(
-      ns_steps=cfg.ns_steps, beta=cfg.muon_beta, weight_dimension_numbers=dims
-    ),
-    optax.stateless(match_rms),
+    scale_by_muon(cfg, table),
     optax.add_decayed_weights(cfg.weight_decay),
     optax.scale_by_learning_rate(schedule),
   )
@@ -102,12 +237,12 @@ def make(
     eps=cfg.adam_eps,
     weight_decay=cfg.weight_decay,
   )
-  return optax.partition({'muon': muon, 'adamw': adamw}, labels)
 
+  def checked(params: optax.Params) -> optax.Params:
+    _refuse_low_precision(params)
+    return labels(params, table)
 
-def _size(x: jax.Array, axes: int | Sequence[int]) -> int:
-  axes = (axes,) if isinstance(axes, int) else axes
-  return math.prod(x.shape[a] for a in axes)
+  return optax.partition({'muon': muon, 'adamw': adamw}, checked)
 
 
 def rms(updates: optax.Updates) -> jax.Array:

@@ -22,6 +22,7 @@ from swe17.learner import buffer, checkpoint, imitation, optimizer
 from swe17.learner import state as st
 from swe17.metrics import records, status
 from swe17.model import params as p
+from swe17.ops import length
 from swe17.store import groups as group_store
 from swe17.store import kv
 from swe17.sync import apply, publisher
@@ -45,6 +46,7 @@ class Run:
   skipped: int = 0
   dead_batches: int = 0
   uncommitted: list[str] = dataclasses.field(default_factory=list)
+  budgets: dict[str, float] = dataclasses.field(default_factory=dict)  # by task id
   resumed: bool = False
 
   @property
@@ -97,7 +99,7 @@ def begin(run_: Run, resume: bool) -> None:
     # What was set aside since the checkpoint is in the store no longer.
     run_.buffer.consumed |= group_store.quarantined(run_.store)
     run_.buffer.dropped.update(extra['dropped'])
-    run_.skipped = extra['skipped']
+    run_.skipped, run_.budgets = extra['skipped'], extra.get('budgets', {})
     run_.step_of = {int(v): s for v, s in extra['step_of'].items()}
     # Versions after the checkpoint are of steps that are lost: they count as its own.
     for version in range(run_.version + 1):
@@ -147,8 +149,18 @@ def _plan(run_: Run) -> dict[str, Any]:
     'consumed_rest': rest,
     'sampling': dataclasses.asdict(run_.cfg.sampler.sampling),
     'max_staleness': run_.cfg.rollout.max_staleness,
+    'penalty_phase': _penalty_phase(run_),
     'done': run_.step >= run_.cfg.steps,
   }
+
+
+def _penalty_phase(run_: Run) -> str:
+  """The alternating penalty's phase at this step: none, unconstrained or budget."""
+  cfg = run_.cfg.loss.length
+  if cfg.kind != 'alternating':
+    return 'none'
+  budget = length.in_budget_phase(run_.step, cfg.phase_steps)
+  return 'budget' if budget else 'unconstrained'
 
 
 def publish(run_: Run, host: dict[str, np.ndarray]) -> publisher.Published:
@@ -180,6 +192,7 @@ def save(run_: Run) -> float:
       'rest': rest,
       'dropped': dict(run_.buffer.dropped),
       'skipped': run_.skipped,
+      'budgets': run_.budgets,
       'version': run_.version,
       'step_of': {str(v): s for v, s in run_.step_of.items()},
     },

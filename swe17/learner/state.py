@@ -7,6 +7,9 @@ import optax
 
 from swe17.model import params as p
 
+SEGMENTS_A_ROW = 64  # static bound of segments packed into one row
+EPISODES_A_ROW = 4  # static bound of a batch's episodes, on average over its rows
+
 
 @struct.dataclass
 class State:
@@ -37,6 +40,14 @@ class Batch:
     temperature_MBT: float32 > 0.
     kept_ids_MBTK: int32 kept set of the target, -1 = none.
     fresh_MBT: bool, all of the segment was sampled at the learner's present version.
+    turn_MBT: int32, numbers the assistant turns of a row; the tokens of one lie side
+      by side (what was read between two turns belongs to the earlier).
+    episode_MBT: int32 episode of the segment, from 0, one numbering for the batch.
+    prox_logp_MBT: float32 log-probability under the policy at the start of the step.
+    turn_log_ratio_MBT: float32 mean of logp - mu_logp over the token's turn.
+    episode_log_ratio_MBT: float32 the same over all segments of its episode.
+    episode_tokens_MBT: float32 sampled tokens of its episode.
+      (These four are 0 until `objectives.measured` fills them in, in the step.)
     micro: int32 scalar, how many micro-batches hold anything.
     denominator: float32 scalar the summed loss is divided by.
   """
@@ -51,6 +62,12 @@ class Batch:
   temperature_MBT: jax.Array
   kept_ids_MBTK: jax.Array
   fresh_MBT: jax.Array
+  turn_MBT: jax.Array
+  episode_MBT: jax.Array
+  prox_logp_MBT: jax.Array
+  turn_log_ratio_MBT: jax.Array
+  episode_log_ratio_MBT: jax.Array
+  episode_tokens_MBT: jax.Array
   micro: jax.Array
   denominator: jax.Array
 

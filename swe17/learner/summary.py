@@ -64,5 +64,5 @@ def _of_tokens(valid: Sequence[types.Episode], top_k: int) -> dict[str, Any]:
     values['kept_size_mean'] = records.mean(size)
     values['singleton_share'] = records.mean(size == 1)
     if top_k:
-      values['topk_bound_share'] = records.mean(size == top_k)
+      values['topk_bound_share'] = sum(e.topk_bound for e in valid) / count
   return values

@@ -7,7 +7,6 @@ the gradient at them is applied to the masters (straight through). Gradients of
 micro-batches are summed, then divided once by the batch's one denominator.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, cast
@@ -18,14 +17,14 @@ import jax.numpy as jnp
 import optax
 
 from swe17 import config
-from swe17.learner import optimizer
+from swe17.learner import accumulate as sums
+from swe17.learner import objectives, optimizer
 from swe17.learner import state as st
 from swe17.model import params as p
 from swe17.model import transformer
-from swe17.ops import divergence, logprob, policy_loss
+from swe17.ops import divergence, head, logprob, policy_loss
 
-# (params, one micro-batch [B, T]) -> (loss summed over tokens, additive pieces)
-LossFn = Callable[[p.Params, st.Batch], tuple[jax.Array, Any]]
+LossFn = sums.LossFn
 
 
 @struct.dataclass
@@ -33,57 +32,95 @@ class Pieces:
   """Additive statistics of trained tokens."""
 
   divergence: divergence.Sums
+  episodes: divergence.Episodes
   kept_entropy: jax.Array
   kept_mass: jax.Array
+  kept_mass_count: jax.Array  # tokens it was measured on
   fresh: jax.Array  # tokens of segments sampled at the learner's present version
   k3_fresh: jax.Array
+  asked: jax.Array  # tokens with an advantage that is not 0
+  silenced: jax.Array  # of those: clip, band or mask leave them no gradient
+  masked: jax.Array  # tokens that the sequence mask leaves out
 
 
-def _hidden_logits(params: p.Params, micro: st.Batch, cfg: config.Model) -> jax.Array:
-  hidden_BTD = transformer.apply(
+def _hidden(params: p.Params, micro: st.Batch, cfg: config.Model) -> jax.Array:
+  return transformer.apply(
     params, micro.token_MBT, micro.position_MBT, micro.segment_MBT, cfg=cfg
   )
-  return transformer.logits(params, hidden_BTD)
 
 
-def policy_loss_fn(
-  params: p.Params, micro: st.Batch, *, model: config.Model, cfg: config.Loss
-) -> tuple[jax.Array, Pieces]:
-  """Policy-gradient loss of one micro-batch, summed over its trained tokens."""
-  scores = logprob.score(
-    _hidden_logits(params, micro, model),
+def _scores(
+  params: p.Params, micro: st.Batch, model: config.Model, cfg: config.Loss
+) -> logprob.Scores:
+  return head.score(
+    _hidden(params, micro, model),
+    params.embed_VD,
     micro.target_MBT,
     micro.kept_ids_MBTK,
     micro.temperature_MBT,
+    micro.mask_MBT,
     replay=cfg.replay,
+    whole=True,  # tokens may come from samplers with a filter and without
+    plan=head.Plan(),
   )
-  mask = micro.mask_MBT
-  loss = policy_loss.reinforce_tis(
-    scores.logp_BT, micro.mu_logp_MBT, micro.adv_MBT, mask, cap=cfg.tis_cap
-  )
+
+
+def policy_loss_fn(
+  params: p.Params,
+  micro: st.Batch,
+  *,
+  model: config.Model,
+  cfg: config.Loss,
+  J: int = 0,
+) -> tuple[jax.Array, Pieces]:
+  """Policy-gradient loss of one micro-batch, summed over its trained tokens.
+
+  `J` bounds the batch's episodes; with 0 nothing is summed by episode.
+  """
+  scores = _scores(params, micro, model, cfg)
+  logp_BT, mu_logp_BT, mask = scores.logp_BT, micro.mu_logp_MBT, micro.mask_MBT
+  trained = objectives.trained(cfg, micro)
+  loss = objectives.objective(cfg)(logp_BT, micro, trained)
   # A recorded set of one is a token without signal; no set is a whole vocabulary.
   size_BT = jnp.sum(micro.kept_ids_MBTK >= 0, axis=-1)
-  fresh_BT = mask & micro.fresh_MBT
-  same = divergence.sums(
-    scores.logp_BT, micro.mu_logp_MBT, fresh_BT, fresh_BT, cap=cfg.tis_cap
-  )
+  fresh_BT, measured_BT = mask & micro.fresh_MBT, mask & scores.measured_BT
+  same = divergence.sums(logp_BT, mu_logp_BT, fresh_BT, fresh_BT, cap=cfg.tis_cap)
   pieces = Pieces(
     divergence=divergence.sums(
-      scores.logp_BT, micro.mu_logp_MBT, mask, size_BT != 1, cap=cfg.tis_cap
+      logp_BT, mu_logp_BT, mask, size_BT != 1, cap=cfg.tis_cap
+    ),
+    episodes=divergence.episodes(
+      logp_BT,
+      mu_logp_BT,
+      mask,
+      micro.segment_MBT,
+      micro.episode_MBT,
+      P=st.SEGMENTS_A_ROW,
+      J=J,
     ),
     kept_entropy=jnp.sum(policy_loss.masked(scores.kept_entropy_BT, mask)),
-    kept_mass=jnp.sum(policy_loss.masked(scores.kept_mass_BT, mask)),
+    kept_mass=jnp.sum(policy_loss.masked(scores.kept_mass_BT, measured_BT)),
+    kept_mass_count=jnp.sum(measured_BT).astype(jnp.float32),
     fresh=same.tokens,
     k3_fresh=same.k3,
+    asked=jnp.sum(policy_loss.masked(micro.adv_MBT, mask) != 0).astype(jnp.float32),
+    silenced=objectives.silenced(cfg, logp_BT, micro, trained),
+    masked=jnp.sum(mask & ~trained).astype(jnp.float32),
   )
   return loss, pieces
+
+
+def _logp(
+  params: p.Params, micro: st.Batch, *, model: config.Model, cfg: config.Loss
+) -> jax.Array:
+  return _scores(params, micro, model, cfg).logp_BT
 
 
 def imitation_loss_fn(
   params: p.Params, micro: st.Batch, *, model: config.Model
 ) -> tuple[jax.Array, jax.Array]:
   """Weighted cross-entropy of one micro-batch, and the trained tokens' share of it."""
-  logits_BTV = _hidden_logits(params, micro, model)
+  logits_BTV = transformer.logits(params, _hidden(params, micro, model))
   z_BT = optax.softmax_cross_entropy(
     logits_BTV, jax.nn.one_hot(micro.target_MBT, logits_BTV.shape[-1])
   )
@@ -100,23 +137,22 @@ def _add(a: Any, b: Any) -> Any:
 
 
 def accumulate(
-  loss_fn: LossFn, params: p.Params, batch: st.Batch
+  loss_fn: LossFn,
+  params: p.Params,
+  batch: st.Batch,
+  *,
+  exact: bool = False,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[jax.Array, Any, p.Params]:
-  """Loss, pieces and gradient summed over the `batch.micro` leading micro-batches."""
-  arrays = {k: v for k, v in vars(batch).items() if k not in ('micro', 'denominator')}
+  """Loss, pieces and gradient summed over the `batch.micro` leading micro-batches.
 
-  def one(i: jax.Array) -> tuple[jax.Array, Any, p.Params]:
-    micro = dataclasses.replace(batch, **{k: v[i] for k, v in arrays.items()})
-    (loss, pieces), grad = jax.value_and_grad(loss_fn, has_aux=True)(params, micro)
-    return loss, pieces, grad
+  `exact` (`optim.exact_sum`) sums in a fixed tree, which the replicas of `mesh` share.
+  """
 
-  def body(i: jax.Array, total: tuple) -> tuple:
-    new = one(i)
-    return tuple(_add(a, b) for a, b in zip(total, new, strict=True))
+  def add(a: tuple, b: tuple) -> tuple:
+    return tuple(_add(x, y) for x, y in zip(a, b, strict=True))
 
-  shapes = jax.eval_shape(one, jnp.zeros((), jnp.int32))
-  zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-  return jax.lax.fori_loop(0, batch.micro, body, zero)
+  return sums.gradient(loss_fn, params, batch, add=add, exact=exact, mesh=mesh)
 
 
 def apply_gradient(
@@ -150,19 +186,30 @@ def update(
   tx: optax.GradientTransformation,
 ) -> tuple[st.State, dict[str, jax.Array]]:
   """One policy-gradient step. Donate `state`."""
-  fn = functools.partial(policy_loss_fn, model=model, cfg=loss)
-  total, pieces, grad = accumulate(fn, p.rounded(state.params), batch)
+  params = p.rounded(state.params)
+  if objectives.needs_measuring(loss):
+    logp_of = functools.partial(_logp, params, model=model, cfg=loss)
+    batch = objectives.measured(logp_of, batch)
+  fn = functools.partial(
+    policy_loss_fn, model=model, cfg=loss, J=objectives.episodes(batch)
+  )
+  total, pieces, grad = accumulate(fn, params, batch)
   grad = jax.tree.map(lambda g: g / batch.denominator, grad)
   state, metrics = apply_gradient(state, grad, tx)
   tokens = pieces.divergence.tokens
   return state, {
     **metrics,
     **divergence.finish(pieces.divergence),
+    **divergence.finish_episodes(pieces.episodes),
     'loss': total / batch.denominator,
     'kept_entropy': pieces.kept_entropy / tokens,
-    'kept_mass': pieces.kept_mass / tokens,
+    'kept_mass': pieces.kept_mass / pieces.kept_mass_count,
+    'kept_mass_count': pieces.kept_mass_count,
     'k3_same_version': pieces.k3_fresh / pieces.fresh,
     'fresh_count': pieces.fresh,
+    'silenced_share': pieces.silenced / pieces.asked,
+    'silenced_count': pieces.asked,
+    'sequence_masked_share': pieces.masked / tokens,
     'trained_tokens': tokens,
   }
 

@@ -35,56 +35,6 @@ def rotate(
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, still], axis=-1)
 
 
-def attention(
-  q_BTQH: jax.Array, k_BCSH: jax.Array, v_BCSH: jax.Array, mask_BTS: jax.Array
-) -> jax.Array:
-  """Grouped-query attention; `mask_BTS` is True where a query may look.
-
-  Keys and values come with heads before positions: both products are then plain batched
-  matrix products (4 times faster on CPU than with positions first). A query that may
-  look nowhere (padding) gets the mean of all values, never NaN.
-  """
-  B, T, Q, H = q_BTQH.shape
-  C, S = k_BCSH.shape[1:3]
-  q_BCGTH = jnp.moveaxis(q_BTQH.reshape(B, T, C, Q // C, H), 1, 3)
-  q_BCXH = (q_BCGTH / jnp.sqrt(jnp.float32(H))).reshape(B, C, -1, H)
-  score_BCGTS = jnp.einsum('BCXH,BCSH->BCXS', q_BCXH, k_BCSH).reshape(
-    B, C, Q // C, T, S
-  )
-  score_BCGTS = jnp.where(mask_BTS[:, None, None], score_BCGTS, -1e30)
-  prob_BCXS = jax.nn.softmax(score_BCGTS, axis=-1).reshape(B, C, -1, S)
-  out_BCXH = jnp.einsum('BCXS,BCSH->BCXH', prob_BCXS, v_BCSH)
-  out_BTCGH = jnp.moveaxis(out_BCXH.reshape(B, C, Q // C, T, H), 3, 1)
-  return out_BTCGH.reshape(B, T, Q, H)
-
-
-def packed_attention(
-  q_BTQH: jax.Array,
-  k_BTCH: jax.Array,
-  v_BTCH: jax.Array,
-  segment_BT: jax.Array,
-  *,
-  chunk: int,
-) -> jax.Array:
-  """Causal attention within the segments of packed rows, `chunk` queries at a time.
-
-  A chunk looks only at keys up to its own end, so what lies above the diagonal is
-  mostly not computed.
-  """
-  T = q_BTQH.shape[1]
-  k_BCTH, v_BCTH = jnp.swapaxes(k_BTCH, 1, 2), jnp.swapaxes(v_BTCH, 1, 2)
-  outs = []
-  for start in range(0, T, chunk):
-    end = min(start + chunk, T)
-    query_T, key_S = jnp.arange(start, end), jnp.arange(end)
-    causal_TS = query_T[:, None] >= key_S[None, :]
-    same_BTS = segment_BT[:, start:end, None] == segment_BT[:, None, :end]
-    mask_BTS = same_BTS & causal_TS[None]
-    k_BCSH, v_BCSH = k_BCTH[:, :, :end], v_BCTH[:, :, :end]
-    outs.append(attention(q_BTQH[:, start:end], k_BCSH, v_BCSH, mask_BTS))
-  return jnp.concatenate(outs, axis=1)
-
-
 def mlp(
   x_BTD: jax.Array, wg_DF: jax.Array, wu_DF: jax.Array, wd_FD: jax.Array
 ) -> jax.Array:

@@ -115,6 +115,7 @@ def _mimetic(params: Params) -> Params:
   occurrence), those of odd heads with the same token. After Trockman and Kolter,
   "Mimetic Initialization of Self-Attention Layers" (arXiv:2305.09828).
   """
+  assert params.prev_JDD is not None
   layers = params.layers
   C = layers.wk_NDCH.shape[2]
   G = layers.wq_NDQH.shape[2] // C

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config
+from swe17.model import attention, layers
 from swe17.model import cache as kv
-from swe17.model import layers
 from swe17.model import params as p
 
 # (layer index or tracer, q, k, v) -> attention output, all [B, T, heads, H]
@@ -88,7 +88,7 @@ def apply(
   """
 
   def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return layers.packed_attention(q, k, v, segment_BT, chunk=cfg.attention_chunk)
+    return attention.packed(q, k, v, segment_BT, cfg.attention_chunk)
 
   def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
     return block(layer, x_BTD, position_BT, attend, cfg), None
@@ -139,7 +139,7 @@ def apply_cached(
       ks[i] = ks[i].at[at_B1, :, position_BT].set(k, mode='drop')
       vs[i] = vs[i].at[at_B1, :, position_BT].set(v, mode='drop')
       k_BCSH, v_BCSH = (ks[i], vs[i]) if row_B is None else (ks[i][row_B], vs[i][row_B])
-      return layers.attention(q, k_BCSH, v_BCSH, mask_BTS)
+      return attention.cached(q, k_BCSH, v_BCSH, mask_BTS)
 
     layer = jax.tree.map(lambda w, i=i: w[i], params.layers)
     x_BTD = block(layer, x_BTD, position_BT, attend, cfg)

@@ -68,3 +68,35 @@ def advantages(
   if np.all(reward_G == reward_G[0]):
     return np.zeros_like(reward_G)
   return reward_G - baseline(reward_G, np.asarray(length_G, np.float64))
+
+
+def discounted_returns(reward_T: np.ndarray, gamma: float) -> np.ndarray:
+  """Returns of an episode's turns, R_t = sum_{i >= t} gamma^(i - t) r_i, float64 [T].
+
+  Kevin, arXiv:2507.11948: every turn is a sample of its own, with gamma = .4 over the
+  rewards of the turns; T counts turns here.
+  """
+  if not 0 <= gamma <= 1:
+    raise ValueError(f'discounted_returns: got gamma={gamma}, want 0 <= gamma <= 1')
+  return_T = np.array(reward_T, np.float64)
+  for t in range(return_T.size - 2, -1, -1):
+    return_T[t] += gamma * return_T[t + 1]
+  return return_T
+
+
+def scaled_by_calls(
+  adv_G: np.ndarray, calls_G: np.ndarray, turns_G: np.ndarray, direction: str
+) -> np.ndarray:
+  """Advantages scaled by the episode's average tool calls per turn, float64 [G].
+
+  A stabiliser of SWE-grep (post, Cognition). Its direction is not stated; the stated
+  aim, to learn a small budget first, implies 'divide'. The average is taken as at least
+  1 (ours), so that an episode without a call neither divides by 0 nor drops out. The
+  advantages then no longer sum to zero over tokens.
+  """
+  rate_G = np.maximum(np.asarray(calls_G) / np.maximum(turns_G, 1), 1.0)
+  if direction == 'none':
+    return adv_G
+  if direction not in ('divide', 'multiply'):
+    raise ValueError(f'got direction={direction!r}, want none, divide or multiply')
+  return adv_G / rate_G if direction == 'divide' else adv_G * rate_G

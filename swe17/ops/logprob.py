@@ -1,4 +1,4 @@
-"""Log-probability of drawn tokens within their recorded kept sets.
+"""Log-probability of drawn tokens within their recorded kept sets, from full logits.
 
   log q(a | S) = z_a / T - logsumexp_{j in S} z_j / T
 
@@ -6,6 +6,9 @@ S is data, recorded by the sampler and never recomputed. The gradient with respe
 the logits is (1[i = a] - q_i) / T inside S and 0 outside; a set of one gives exactly 0
 (SWE-1.7 post, Cognition, 2026-07). A token without a set is normalised over the
 whole vocabulary.
+
+This is the dense form, which builds [B, T, V]: right for small vocabularies, and the
+reference for `head.score`, which computes the same from hidden states without it.
 """
 
 from flax import struct
@@ -17,17 +20,19 @@ from swe17.ops import kept_set
 
 @struct.dataclass
 class Scores:
-  """Per token, float32 [B, T]; the last two carry no gradient.
+  """Per token, [B, T], float32 but for the last; only the first carries a gradient.
 
   Attributes:
     logp_BT: within the kept set.
     kept_entropy_BT: nats, of the learner's distribution renormalised on the set.
     kept_mass_BT: the mass that the learner's full distribution puts on the set.
+    measured_BT: bool, where `kept_mass_BT` was measured; it is 0 elsewhere.
   """
 
   logp_BT: jax.Array
   kept_entropy_BT: jax.Array
   kept_mass_BT: jax.Array
+  measured_BT: jax.Array
 
 
 def score(
@@ -64,4 +69,5 @@ def score(
       kept_set.entropy(inside_BTV.reshape(-1, inside_BTV.shape[-1])).reshape(z_BT.shape)
     ),
     kept_mass_BT=stop(jnp.exp(kept_BT - full_BT)),
+    measured_BT=jnp.ones(z_BT.shape, bool),
   )

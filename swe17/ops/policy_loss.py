@@ -1,31 +1,52 @@
 """Policy-gradient objectives: one function each, composed from small pieces.
 
-`reinforce_tis`, the default:
+Each is a sum over trained tokens of the one form
 
-  L = -1/Z sum_j A_j sum_t sg[min(w_jt, C)] log q(y_jt | S_jt)
-  w = exp(logp - mu_logp)
+  L = -sum_t sg[w_t] A_t log q(y_t | S_t)
 
-with one denominator Z for the whole optimiser batch: T_max times the number of valid
-episodes of the groups that train (SWE-grep post, Cognition: constant T_max as in Dr.
-GRPO, arXiv:2503.20783; token-level truncated importance sampling with C = 2). Weights
-multiply the log-probability under stop_gradient. Inputs are masked before any
-non-linear function, so a value in a masked slot, NaN included, cannot reach loss or
-gradient.
+where w_t A_t is the derivative of its source's objective with respect to log q(y_t):
+the gradient is the source's, also where a ratio would overflow, and the value is that
+of this surrogate. Nothing is divided here: the batch has one denominator Z for all of
+its micro-batches, T_max times the number of valid episodes of the groups that train
+(SWE-grep post, Cognition: constant T_max as in Dr. GRPO, arXiv:2503.20783); GSPO keeps
+its paper's mean over sequences.
+
+Ratios are r = exp(logp - mu_logp) against mu, the sampler at the token's own version
+(DESIGN.md 12.6). Inputs are masked before any non-linear function, so a value in a
+masked slot, NaN included, cannot reach loss or gradient.
 """
 
 import jax
 import jax.numpy as jnp
 
+from swe17.ops import masking
 
-def masked(x_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """x where the mask is set, else 0: what every non-linear function is given."""
-  return jnp.where(mask_BT, x_BT, 0.0)
+masked = masking.masked
 
 
 def ratio(logp_BT: jax.Array, mu_logp_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
   """Importance ratio exp(logp - mu_logp), 1 where masked, no gradient."""
-  d_BT = masked(logp_BT, mask_BT) - masked(mu_logp_BT, mask_BT)
-  return jnp.exp(jax.lax.stop_gradient(d_BT))
+  return jnp.exp(masking.log_ratio(logp_BT, mu_logp_BT, mask_BT))
+
+
+def surrogate(
+  weight_BT: jax.Array, adv_BT: jax.Array, logp_BT: jax.Array, mask_BT: jax.Array
+) -> jax.Array:
+  """-sum_t sg[w_t] A_t logp_t over the trained tokens, float32 scalar."""
+  weight_BT = jax.lax.stop_gradient(weight_BT)
+  return -jnp.sum(weight_BT * masked(adv_BT, mask_BT) * masked(logp_BT, mask_BT))
+
+
+def _unit_ratio(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  mask_BT: jax.Array,
+  unit_log_ratio_BT: jax.Array | None,
+) -> jax.Array:
+  """The token's own ratio, or the geometric ratio of its turn or episode."""
+  if unit_log_ratio_BT is None:
+    return ratio(logp_BT, mu_logp_BT, mask_BT)
+  return jnp.exp(jax.lax.stop_gradient(masked(unit_log_ratio_BT, mask_BT)))
 
 
 def reinforce_tis(
@@ -35,8 +56,12 @@ def reinforce_tis(
   mask_BT: jax.Array,
   *,
   cap: float,
+  unit_log_ratio_BT: jax.Array | None = None,
 ) -> jax.Array:
-  """Sum over tokens of the truncated-importance-weighted REINFORCE loss.
+  """REINFORCE with truncated importance weights, w = min(r, C). The default.
+
+  Truncated importance sampling (Ionides, 2008), as SWE-grep's sg[w_j] (post,
+  Cognition); C = 2 is what others use.
 
   Args:
     logp_BT: learner's log-probability, carries the gradient.
@@ -44,9 +69,198 @@ def reinforce_tis(
     adv_BT: advantage of the token's episode.
     mask_BT: bool, True where the token is trained.
     cap: C, the largest weight.
+    unit_log_ratio_BT: mean log-ratio of the token's turn or episode, to weigh by the
+      geometric ratio of that unit; None: by the token's own ratio.
 
   Returns:
     float32 scalar, not yet divided by the batch's denominator.
   """
+  r_BT = _unit_ratio(logp_BT, mu_logp_BT, mask_BT, unit_log_ratio_BT)
+  return surrogate(jnp.minimum(r_BT, cap), adv_BT, logp_BT, mask_BT)
+
+
+def icepop(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  adv_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  low: float,
+  high: float,
+  unit_log_ratio_BT: jax.Array | None = None,
+) -> jax.Array:
+  """Masked importance sampling: w = r inside [low, high], else 0.
+
+  IcePop (Ring-1T report, arXiv:2510.18855): double-sided masking of the discrepancy
+  between trainer and sampler; the band [0.5, 5] is its own. Arguments as
+  `reinforce_tis`.
+  """
+  r_BT = _unit_ratio(logp_BT, mu_logp_BT, mask_BT, unit_log_ratio_BT)
+  inside_BT = (r_BT >= low) & (r_BT <= high)
+  return surrogate(jnp.where(inside_BT, r_BT, 0.0), adv_BT, logp_BT, mask_BT)
+
+
+def cispo(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  adv_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  high: float,
+  unit_log_ratio_BT: jax.Array | None = None,
+) -> jax.Array:
+  """Clipped importance weights: w = min(r, 1 + high), clipped only above.
+
+  CISPO (MiniMax-M1, arXiv:2506.13585; no lower clip, as there). Every token
+  keeps a gradient. With ratios against mu it is `reinforce_tis` with C = 1 + high: the
+  two come from different places and usually with different caps. Arguments as
+  `reinforce_tis`.
+  """
+  r_BT = _unit_ratio(logp_BT, mu_logp_BT, mask_BT, unit_log_ratio_BT)
+  return surrogate(jnp.minimum(r_BT, 1.0 + high), adv_BT, logp_BT, mask_BT)
+
+
+def clipped(
+  r_BT: jax.Array, adv_BT: jax.Array, *, low: float, high: float
+) -> jax.Array:
+  """Derivative of min(r A, clip(r, 1 - low, 1 + high) A) with respect to log r, over A.
+
+  r where the first is the smaller, else 0: above 1 + high for A > 0, below 1 - low for
+  A < 0 (PPO, arXiv:1707.06347, eq. 7).
+  """
+  gone_BT = (adv_BT > 0) & (r_BT > 1.0 + high) | (adv_BT < 0) & (r_BT < 1.0 - low)
+  return jnp.where(gone_BT, 0.0, r_BT)
+
+
+def ppo_clip(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  adv_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  low: float,
+  high: float,
+) -> jax.Array:
+  """PPO's clipped objective, sum_t min(r A, clip(r, 1 - low, 1 + high) A).
+
+  PPO, arXiv:1707.06347, eq. 7; clip-higher .2/.28 from DAPO, arXiv:2503.14476, and
+  used by Kevin, arXiv:2507.11948. Arguments as `reinforce_tis`.
+  """
+  adv_BT = masked(adv_BT, mask_BT)
+  r_BT = ratio(logp_BT, mu_logp_BT, mask_BT)
+  return surrogate(clipped(r_BT, adv_BT, low=low, high=high), adv_BT, logp_BT, mask_BT)
+
+
+def decoupled_ppo(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  adv_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  prox_logp_BT: jax.Array,
+  low: float,
+  high: float,
+  cap: float,
+) -> jax.Array:
+  """Decoupled PPO: sum_t (prox / mu) min(u A, clip(u, 1 - low, 1 + high) A).
+
+  u = pi / prox. AReaL, arXiv:2505.24298 (from Hilton et al., arXiv:2110.00641): the
+  clip is around a proximal policy, here the policy at the start of the step, and the
+  weight prox / mu corrects for the sampler; it is truncated at `cap`, which is ours.
+  While one batch is one step, pi is prox, u = 1, and the gradient is `reinforce_tis`'s.
+
+  Args:
+    prox_logp_BT: log-probability under the policy at the start of the step.
+    low, high: clip of u.
+    cap: largest weight prox/mu.
+    The others as `reinforce_tis`.
+  """
+  adv_BT = masked(adv_BT, mask_BT)
+  behind_BT = jnp.minimum(ratio(prox_logp_BT, mu_logp_BT, mask_BT), cap)
+  u_BT = ratio(logp_BT, prox_logp_BT, mask_BT)
+  weight_BT = behind_BT * clipped(u_BT, adv_BT, low=low, high=high)
+  return surrogate(weight_BT, adv_BT, logp_BT, mask_BT)
+
+
+def gspo(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  adv_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  episode_log_ratio_BT: jax.Array,
+  episode_tokens_BT: jax.Array,
+  low: float,
+  high: float,
+) -> jax.Array:
+  """GSPO: sum_j min(s_j A_j, clip(s_j, 1 - low, 1 + high) A_j), s_j = exp(mean_t d_jt).
+
+  arXiv:2507.18071, with its gradient s_j A_j 1/n_j sum_t grad logp_jt where not
+  clipped; its clip is 3e-4 below and 4e-4 above. An episode is one sequence,
+  however many segments it has. Divide by the number of episodes, not by T_max times it.
+
+  Args:
+    mu_logp_BT: not used: it is inside the episode's log-ratio.
+    episode_log_ratio_BT: mean of d over the tokens of the token's episode.
+    episode_tokens_BT: n_j, the number of those.
+    low, high: clip of s_j.
+    The others as `reinforce_tis`.
+  """
+  del mu_logp_BT
+  adv_BT = masked(adv_BT, mask_BT)
+  s_BT = jnp.exp(jax.lax.stop_gradient(masked(episode_log_ratio_BT, mask_BT)))
+  n_BT = jnp.maximum(masked(episode_tokens_BT, mask_BT), 1.0)
+  weight_BT = clipped(s_BT, adv_BT, low=low, high=high) / n_BT
+  return surrogate(weight_BT, adv_BT, logp_BT, mask_BT)
+
+
+def dppo(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  adv_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  gap: float,
+  penalty: float,
+) -> jax.Array:
+  """DPPO: w = r, or 0 where the probability has moved by more than `gap` along A.
+
+  arXiv:2602.04879, the binary total-variation form: dropped if pi - mu > gap for A > 0,
+  if mu - pi > gap for A < 0. Probabilities are those of the kept set (DESIGN.md 12.6).
+  To the loss comes penalty * sum_t (logp_t - mu_logp_t)^2 over all trained tokens, with
+  its gradient. Arguments as `reinforce_tis`.
+  """
+  adv_BT = masked(adv_BT, mask_BT)
+  logp_BT, mu_logp_BT = masked(logp_BT, mask_BT), masked(mu_logp_BT, mask_BT)
+  moved_BT = jnp.exp(jax.lax.stop_gradient(logp_BT)) - jnp.exp(mu_logp_BT)
+  gone_BT = (adv_BT > 0) & (moved_BT > gap) | (adv_BT < 0) & (moved_BT < -gap)
+  weight_BT = jnp.where(gone_BT, 0.0, ratio(logp_BT, mu_logp_BT, mask_BT))
+  distance = jnp.sum(jnp.square(logp_BT - mu_logp_BT))
+  return surrogate(weight_BT, adv_BT, logp_BT, mask_BT) + penalty * distance
+
+
+def reference_kl(
+  logp_BT: jax.Array,
+  mu_logp_BT: jax.Array,
+  ref_logp_BT: jax.Array,
+  mask_BT: jax.Array,
+  *,
+  cap: float,
+) -> jax.Array:
+  """KL(pi || reference) by k1, with the score-function gradient, summed over tokens.
+
+  k1_t = log pi(y_t) - log ref(y_t), on the whole vocabulary (FACTS 1: the renormalised
+  score would hide what lies outside of the set). It acts as a reward -k1 (Composer 2,
+  arXiv:2603.24477): L = sum_t sg[min(r_t, C) k1_t] log pi(y_t). The derivative of k1
+  itself would have mean zero. Multiply by a coefficient and add it to an objective.
+
+  Args:
+    logp_BT: learner's full-vocabulary log-probability, carries the gradient.
+    mu_logp_BT: full-vocabulary log-probability at the sampler, or `logp_BT` for r = 1.
+    ref_logp_BT: the reference's full-vocabulary log-probability.
+    mask_BT: bool, True where the token was sampled.
+    cap: C, the largest importance weight.
+  """
   weight_BT = jnp.minimum(ratio(logp_BT, mu_logp_BT, mask_BT), cap)
-  return -jnp.sum(weight_BT * masked(adv_BT, mask_BT) * masked(logp_BT, mask_BT))
+  k1_BT = masking.log_ratio(logp_BT, ref_logp_BT, mask_BT)
+  return -surrogate(weight_BT, k1_BT, logp_BT, mask_BT)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from swe17 import config, types
+from swe17 import kept as kept_sets
 from swe17.model import cache as kv
 from swe17.model import params as p
 from swe17.sampler import check, decode
@@ -32,7 +33,8 @@ class Job:
   logp: list[float] = dataclasses.field(default_factory=list)
   entropy: list[float] = dataclasses.field(default_factory=list)
   version: list[int] = dataclasses.field(default_factory=list)
-  kept: list[np.ndarray] = dataclasses.field(default_factory=list)
+  kept: list[np.ndarray] = dataclasses.field(default_factory=list)  # [n, K] each
+  topk_bound: int = 0
 
 
 @dataclasses.dataclass
@@ -227,7 +229,7 @@ class Engine:
     token_TB, logp_TB, entropy_TB = map(
       np.asarray, (draws.token_B, draws.logp_B, draws.entropy_B)
     )
-    kept_TBK = np.asarray(draws.kept_ids_BK)
+    kept_TBK, bound_TB = map(np.asarray, (draws.kept_ids_BK, draws.topk_bound_B))
     position_B = np.asarray(after.position_B)
     for b, slot in enumerate(self._slots):
       if before['left_B'][b] == 0:
@@ -239,7 +241,8 @@ class Engine:
       job.logp += logp_TB[:n, b].tolist()
       job.entropy += entropy_TB[:n, b].tolist()
       job.version += [self.version] * n
-      job.kept += [np.sort(row[row >= 0]) for row in kept_TBK[:n, b]]
+      job.kept.append(kept_TBK[:n, b])
+      job.topk_bound += int(bound_TB[:n, b].sum())
       self.sampled += n
       stop = before['stop_B'][b]
       if job.token[-1] == stop or len(job.token) == job.request.max_new:
@@ -307,15 +310,16 @@ class Engine:
 
 def result(job: Job, finish: str) -> types.GenerateResult:
   """A finished job's answer; a drawn token outside its set is a bug, so it asserts."""
-  sizes = [ids.size for ids in job.kept]
-  for token, ids in zip(job.token, job.kept, strict=True):
-    assert ids.size == 0 or token in ids, f'token {token} outside its set {ids}'
-  offset_T1 = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+  kept = kept_sets.from_padded(np.concatenate(job.kept))
+  size_T, token_T = kept.size_T, np.array(job.token, np.int32)
+  own = kept.ids == np.repeat(token_T, size_T)
+  assert own.sum() == (size_T > 0).sum(), f'a token of {token_T} outside its set'
   return types.GenerateResult(
-    token_T=np.array(job.token, np.int32),
+    token_T=token_T,
     logp_T=np.array(job.logp, np.float32),
     entropy_T=np.array(job.entropy, np.float32),
     version_T=np.array(job.version, np.int32),
-    kept=types.KeptSets(offset_T1, np.concatenate(job.kept).astype(np.int32)),
+    kept=kept,
     finish=finish,
+    topk_bound=job.topk_bound,
   )

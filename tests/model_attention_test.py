@@ -1,0 +1,108 @@
+"""Attention against plain NumPy in float64, and its own backward pass."""
+
+import jax
+from jax import test_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swe17.model import attention
+from tests import fixtures
+
+B, T, Q, C, H = 2, 7, 4, 2, 6
+_packed = jax.jit(attention.packed, static_argnums=4)
+_cached = jax.jit(attention.cached)
+SEGMENT = np.int32([[1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 0, 0]])
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+  return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def attention64(q, k, v, mask) -> np.ndarray:
+  """q [B, T, Q, H], k and v [B, S, C, H], mask [B, T, S]; one query at a time."""
+  q, k, v = (np.float64(x) for x in (q, k, v))
+  out = np.zeros(q.shape)
+  for b, t, head in np.ndindex(q.shape[:3]):
+    c = head * k.shape[2] // q.shape[2]
+    at = np.flatnonzero(mask[b, t])
+    score = k[b, at, c] @ q[b, t, head] / np.sqrt(q.shape[-1])
+    out[b, t, head] = np.exp(score - fixtures.logsumexp64(score)) @ v[b, at, c]
+  return out
+
+
+def test_grouped_query_attention_equals_one_query_at_a_time():
+  q, k, v = normal(B, T, Q, H), normal(B, 9, C, H), normal(B, 9, C, H, seed=1)
+  mask = np.random.default_rng(0).random((B, T, 9)) < 0.5
+  mask[:, :, 0] = True
+  got = _cached(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
+  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
+
+
+def test_a_query_that_may_look_nowhere_gives_the_mean_and_finite_gradients():
+  q, k = normal(1, 1, Q, H), normal(1, C, 3, H)
+  mask = np.zeros((1, 1, 3), bool)
+  got = _cached(q, k, k, mask)
+  np.testing.assert_allclose(got[0, 0], np.repeat(k[0].mean(1), 2, 0), atol=1e-6)
+  grad = jax.grad(lambda q: _cached(q, k, k, mask).sum())(jnp.asarray(q))
+  assert np.isfinite(np.asarray(grad)).all()
+
+
+@pytest.mark.parametrize('chunk', [3, 100])
+def test_packed_attention_is_causal_within_segments_for_any_chunk(chunk):
+  q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
+  segment = np.int32([[1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 3, 3]])
+  causal = np.tril(np.ones((T, T), bool))
+  mask = causal & (segment[:, :, None] == segment[:, None])
+  got = _packed(q, k, v, segment, chunk)
+  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
+
+
+@pytest.mark.parametrize('chunk', [1, 3, 7, 100])
+def test_the_backward_pass_equals_the_derivative_of_the_plain_form(chunk):
+  """The plain form is the cached one, whose gradient JAX derives."""
+  q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
+  weight = jnp.asarray(normal(B, T, Q, H, seed=2))
+  causal = np.tril(np.ones((T, T), bool))
+  mask = causal & (SEGMENT[:, :, None] == SEGMENT[:, None])
+
+  def plain(q, k, v):
+    out = attention.cached(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask)
+    return jnp.sum(out * weight)
+
+  def ours(q, k, v):
+    return jnp.sum(attention.packed(q, k, v, SEGMENT, chunk) * weight)
+
+  args = tuple(map(jnp.asarray, (q, k, v)))
+  want = jax.jit(jax.grad(plain, (0, 1, 2)))(*args)
+  got = jax.jit(jax.grad(ours, (0, 1, 2)))(*args)
+  for a, b in zip(got, want, strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_the_backward_pass_equals_finite_differences():
+  args = tuple(
+    map(jnp.asarray, (normal(1, 4, 2, 2), normal(1, 4, 1, 2), normal(1, 4, 1, 2)))
+  )
+  segment = np.int32([[1, 1, 1, 2]])
+  test_util.check_grads(
+    lambda q, k, v: attention.packed(q, k, v, segment, 2), args, 1, ['rev'], 2e-2, 2e-2
+  )
+
+
+def test_scores_that_overflow_when_exponentiated_give_finite_gradients():
+  q, k = 1e3 * normal(B, T, Q, H), 1e3 * normal(B, T, C, H)
+  grads = jax.grad(lambda q, k: _packed(q, k, k, SEGMENT, 3).sum(), (0, 1))(q, k)
+  assert all(np.isfinite(np.asarray(g)).all() for g in grads)
+
+
+def test_memory_of_the_backward_pass_is_linear_in_the_row():
+  def kept(T: int) -> int:
+    shapes = [jax.ShapeDtypeStruct((1, T, 1, 2), jnp.float32) for _ in range(3)]
+    segment = jax.ShapeDtypeStruct((1, T), jnp.int32)
+    _, saved = jax.eval_shape(
+      lambda q, k, v, s: attention._forward(q, k, v, s, 16), *shapes, segment
+    )
+    return sum(x.size for x in jax.tree.leaves(saved))
+
+  assert kept(128) == 2 * kept(64)

@@ -38,8 +38,12 @@ EXTRAS = {
     'hypothesis>=6.140',  # property tests
     'ruff>=0.14',  # lint and format
     'pyrefly>=0.40',  # types
+    'nbclient>=0.10',  # the notebooks are tests too
+    'nbformat>=5.10',
+    'ipykernel>=6.30',
   ],
-  'notebook': ['nbclient>=0.10', 'ipykernel>=6.30'],  # run the notebooks top to bottom
+  # Run the notebooks top to bottom.
+  'notebook': ['nbclient>=0.10', 'nbformat>=5.10', 'ipykernel>=6.30'],
 }
 
 setuptools.setup(

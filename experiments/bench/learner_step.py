@@ -1,6 +1,6 @@
 """Speed of the learner's step on a 135M-parameter dense model, against this machine.
 
-  python -m experiments.bench.learner_step [--rows=4 --row_length=1024 --micro=2]
+  python -m experiments.bench.learner_step [--rows=4 --row_length=1024 --micro=4]
 
 The model has SmolLM2-135M's shape (30 layers, D 576, F 1536, 9 query and 3 key heads of
 64, vocabulary 49,152) with random weights; the batch is synthetic: half of the tokens
@@ -33,8 +33,8 @@ from swe17.model import params as p
 
 _ROWS = flags.DEFINE_integer('rows', 4, 'rows of a micro-batch', lower_bound=1)
 _LENGTH = flags.DEFINE_integer('row_length', 1024, 'tokens of a row', lower_bound=8)
-_MICRO = flags.DEFINE_integer('micro', 2, 'micro-batches a step', lower_bound=1)
-_REPEATS = flags.DEFINE_integer('repeats', 3, 'steps timed', lower_bound=1)
+_MICRO = flags.DEFINE_integer('micro', 4, 'micro-batches a step', lower_bound=1)
+_REPEATS = flags.DEFINE_integer('repeats', 1, 'steps timed', lower_bound=1)
 _REMAT = flags.DEFINE_bool('remat', False, 'recompute layers in the backward pass')
 
 VOCABULARY, K, SINGLETONS, SAMPLED, SQUARE = 49_152, 64, 0.47, 0.5, 2048

@@ -91,7 +91,10 @@ def run(
   """
   tx = optimizer.make(cfg.optim, schedule(cfg.imitation))
   step = jax.jit(
-    functools.partial(update.imitate, model=cfg.model, tx=tx), donate_argnums=0
+    functools.partial(
+      update.imitate, model=cfg.model, tx=tx, exact=cfg.optim.exact_sum
+    ),
+    donate_argnums=0,
   )
   batch_cfg, rows = cfg.batch, cfg.imitation.rows
   micro = -(-rows // batch_cfg.micro_rows)

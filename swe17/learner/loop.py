@@ -56,7 +56,11 @@ def _compiler(run_: process.Run) -> Callable[[st.Batch], Step]:
   """The update, compiled for a batch's shape: once for each number of micro-batches."""
   cfg = run_.cfg
   step = functools.partial(
-    update.update, model=cfg.model, loss=cfg.loss, tx=process.policy_optimiser(cfg)
+    update.update,
+    model=cfg.model,
+    loss=cfg.loss,
+    tx=process.policy_optimiser(cfg),
+    exact=cfg.optim.exact_sum,
   )
   jitted = jax.jit(step, donate_argnums=0)
   compiled: dict[int, Step] = {}
@@ -129,6 +133,7 @@ def _one_step(
     run_.uncommitted += [group_store.key_of(g.start) for g, _ in taken.dropped]
     consumed, ages = consumed + taken.groups, ages + taken.staleness
     dropped += len(taken.dropped)
+    consumed.sort(key=lambda group: group.start)  # a late one may have started earlier
     assembled = batching.assemble(
       consumed, cfg.loss, step_of=run_.step_of, budgets=run_.budgets
     )

@@ -184,6 +184,8 @@ def update(
   model: config.Model,
   loss: config.Loss,
   tx: optax.GradientTransformation,
+  exact: bool = False,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[st.State, dict[str, jax.Array]]:
   """One policy-gradient step. Donate `state`."""
   params = p.rounded(state.params)
@@ -193,7 +195,7 @@ def update(
   fn = functools.partial(
     policy_loss_fn, model=model, cfg=loss, J=objectives.episodes(batch)
   )
-  total, pieces, grad = accumulate(fn, params, batch)
+  total, pieces, grad = accumulate(fn, params, batch, exact=exact, mesh=mesh)
   grad = jax.tree.map(lambda g: g / batch.denominator, grad)
   state, metrics = apply_gradient(state, grad, tx)
   tokens = pieces.divergence.tokens
@@ -220,10 +222,11 @@ def imitate(
   *,
   model: config.Model,
   tx: optax.GradientTransformation,
+  exact: bool = False,
 ) -> tuple[st.State, dict[str, jax.Array]]:
   """One cross-entropy step on scripted episodes. Donate `state`."""
   fn = functools.partial(imitation_loss_fn, model=model)
-  total, trained, grad = accumulate(fn, p.rounded(state.params), batch)
+  total, trained, grad = accumulate(fn, p.rounded(state.params), batch, exact=exact)
   grad = jax.tree.map(lambda g: g / batch.denominator, grad)
   state, metrics = apply_gradient(state, grad, tx)
   return state, {

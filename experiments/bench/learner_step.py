@@ -178,7 +178,7 @@ def main(argv: Sequence[str]) -> None:
     'peak_share': round(total / per_step / rate, 3),
     'gradient_peak_share': round(total / M / best['grad'] / rate, 3),
     'gemm_gflops': round(rate / 1e9, 1),
-    'temp_gib': round(memory.temp_size_in_bytes / 2**30, 2),
+    'temp_gib': round(memory.temp_size_in_bytes / 2**30, 2) if memory else None,
   }
   print(json.dumps(result), flush=True)
 

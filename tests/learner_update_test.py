@@ -14,6 +14,7 @@ from swe17 import config, types
 from swe17.learner import batching, optimizer, update
 from swe17.learner import state as st
 from swe17.model import params as p
+from swe17.ops import logprob, policy_loss
 from swe17.sync import apply
 from tests import fixtures
 
@@ -72,7 +73,7 @@ def logp(params, batch: st.Batch) -> jax.Array:
   hidden = update.transformer.apply(
     params, micro.token_MBT, micro.position_MBT, micro.segment_MBT, cfg=MODEL
   )
-  return update.logprob.score(
+  return logprob.score(
     update.transformer.logits(params, hidden),
     micro.target_MBT,
     micro.kept_ids_MBTK,
@@ -237,14 +238,14 @@ def test_the_gradient_reaches_exactly_the_logits_that_drew_a_sampled_token():
   micro = jax.tree.map(lambda x: x[0] if x.ndim else x, batch)
 
   def loss(logits_BTV):
-    scores = update.logprob.score(
+    scores = logprob.score(
       logits_BTV,
       micro.target_MBT,
       micro.kept_ids_MBTK,
       micro.temperature_MBT,
       replay=True,
     )
-    return update.policy_loss.reinforce_tis(
+    return policy_loss.reinforce_tis(
       scores.logp_BT, micro.mu_logp_MBT, micro.adv_MBT, micro.mask_MBT, cap=2.0
     )
 

@@ -4,7 +4,7 @@
   python -m experiments.swe17 --config=experiments/configs/quickstart.py
 
 Hardware: 2 cores, 24 GiB, no accelerator. Wall time: 6 to 8 minutes, evaluation
-included. Number to expect: the held-out solve rate rises from 11-22 % to 47-56 % (three
+included. Number to expect: the held-out solve rate rises from 11-22 % to 47-53 % (three
 seeds, `python -m experiments.bench.quickstart`).
 
 Arguments, after a colon, are the two ablations:

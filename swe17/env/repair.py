@@ -75,7 +75,8 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   if cfg.family != FAMILY:
     raise ValueError(f'tasks.family: got {cfg.family!r}, want {FAMILY!r}')
   path = pathlib.Path(cfg.table) if cfg.table else TABLE
-  rows = [row for row in read_table(path) if row.kind in _kinds(cfg)]
+  kinds = _kinds(cfg)
+  rows = [row for row in read_table(path) if row.kind in kinds]
   catalogue = functions.catalogue()
   chosen: list[types.Task] = []
   set_aside: dict[str, str] = {}

@@ -81,7 +81,8 @@ def _train(run_: process.Run) -> int:
     # The base of the next delta is gone with the old process: publish a full snapshot.
     process.publish(run_, apply.to_host(run_.state.params))
   step_fn = _compiler(run_)
-  step_fn(_fill(run_, [], 1))  # compiled while the first groups are sampled
+  if run_.step < cfg.steps:
+    step_fn(_fill(run_, [], 1))  # compiled while the first groups are sampled
   began = time.monotonic()
   with records.Writer(cfg.run_dir, resume_step=resumed) as writer:
     while run_.step < cfg.steps:

@@ -22,7 +22,7 @@ from swe17.learner import objectives, optimizer
 from swe17.learner import state as st
 from swe17.model import params as p
 from swe17.model import transformer
-from swe17.ops import divergence, head, logprob, policy_loss
+from swe17.ops import divergence, head, logprob, masking
 
 LossFn = sums.LossFn
 
@@ -98,12 +98,12 @@ def policy_loss_fn(
       P=st.SEGMENTS_A_ROW,
       J=J,
     ),
-    kept_entropy=jnp.sum(policy_loss.masked(scores.kept_entropy_BT, mask)),
-    kept_mass=jnp.sum(policy_loss.masked(scores.kept_mass_BT, measured_BT)),
+    kept_entropy=jnp.sum(masking.masked(scores.kept_entropy_BT, mask)),
+    kept_mass=jnp.sum(masking.masked(scores.kept_mass_BT, measured_BT)),
     kept_mass_count=jnp.sum(measured_BT).astype(jnp.float32),
     fresh=same.tokens,
     k3_fresh=same.k3,
-    asked=jnp.sum(policy_loss.masked(micro.adv_MBT, mask) != 0).astype(jnp.float32),
+    asked=jnp.sum(masking.masked(micro.adv_MBT, mask) != 0).astype(jnp.float32),
     silenced=objectives.silenced(cfg, logp_BT, micro, trained),
     masked=jnp.sum(mask & ~trained).astype(jnp.float32),
   )
@@ -125,7 +125,7 @@ def imitation_loss_fn(
     logits_BTV, jax.nn.one_hot(micro.target_MBT, logits_BTV.shape[-1])
   )
   weight_BT = micro.adv_MBT
-  trained = jnp.sum(policy_loss.masked(z_BT, micro.mask_MBT))
+  trained = jnp.sum(masking.masked(z_BT, micro.mask_MBT))
   return jnp.sum(jnp.where(weight_BT > 0, z_BT * weight_BT, 0.0)), trained
 
 

@@ -21,8 +21,6 @@ import jax.numpy as jnp
 
 from swe17.ops import masking
 
-masked = masking.masked
-
 
 def ratio(logp_BT: jax.Array, mu_logp_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
   """Importance ratio exp(logp - mu_logp), 1 where masked, no gradient."""
@@ -34,7 +32,9 @@ def surrogate(
 ) -> jax.Array:
   """-sum_t sg[w_t] A_t logp_t over the trained tokens, float32 scalar."""
   weight_BT = jax.lax.stop_gradient(weight_BT)
-  return -jnp.sum(weight_BT * masked(adv_BT, mask_BT) * masked(logp_BT, mask_BT))
+  return -jnp.sum(
+    weight_BT * masking.masked(adv_BT, mask_BT) * masking.masked(logp_BT, mask_BT)
+  )
 
 
 def _unit_ratio(
@@ -46,7 +46,7 @@ def _unit_ratio(
   """The token's own ratio, or the geometric ratio of its turn or episode."""
   if unit_log_ratio_BT is None:
     return ratio(logp_BT, mu_logp_BT, mask_BT)
-  return jnp.exp(jax.lax.stop_gradient(masked(unit_log_ratio_BT, mask_BT)))
+  return jnp.exp(jax.lax.stop_gradient(masking.masked(unit_log_ratio_BT, mask_BT)))
 
 
 def reinforce_tis(
@@ -146,7 +146,7 @@ def ppo_clip(
   PPO, arXiv:1707.06347, eq. 7; clip-higher .2/.28 from DAPO, arXiv:2503.14476, and
   used by Kevin, arXiv:2507.11948. Arguments as `reinforce_tis`.
   """
-  adv_BT = masked(adv_BT, mask_BT)
+  adv_BT = masking.masked(adv_BT, mask_BT)
   r_BT = ratio(logp_BT, mu_logp_BT, mask_BT)
   return surrogate(clipped(r_BT, adv_BT, low=low, high=high), adv_BT, logp_BT, mask_BT)
 
@@ -175,7 +175,7 @@ def decoupled_ppo(
     cap: largest weight prox/mu.
     The others as `reinforce_tis`.
   """
-  adv_BT = masked(adv_BT, mask_BT)
+  adv_BT = masking.masked(adv_BT, mask_BT)
   behind_BT = jnp.minimum(ratio(prox_logp_BT, mu_logp_BT, mask_BT), cap)
   u_BT = ratio(logp_BT, prox_logp_BT, mask_BT)
   weight_BT = behind_BT * clipped(u_BT, adv_BT, low=low, high=high)
@@ -207,9 +207,9 @@ def gspo(
     The others as `reinforce_tis`.
   """
   del mu_logp_BT
-  adv_BT = masked(adv_BT, mask_BT)
-  s_BT = jnp.exp(jax.lax.stop_gradient(masked(episode_log_ratio_BT, mask_BT)))
-  n_BT = jnp.maximum(masked(episode_tokens_BT, mask_BT), 1.0)
+  adv_BT = masking.masked(adv_BT, mask_BT)
+  s_BT = jnp.exp(jax.lax.stop_gradient(masking.masked(episode_log_ratio_BT, mask_BT)))
+  n_BT = jnp.maximum(masking.masked(episode_tokens_BT, mask_BT), 1.0)
   weight_BT = clipped(s_BT, adv_BT, low=low, high=high) / n_BT
   return surrogate(weight_BT, adv_BT, logp_BT, mask_BT)
 
@@ -230,8 +230,11 @@ def dppo(
   To the loss comes penalty * sum_t (logp_t - mu_logp_t)^2 over all trained tokens, with
   its gradient. Arguments as `reinforce_tis`.
   """
-  adv_BT = masked(adv_BT, mask_BT)
-  logp_BT, mu_logp_BT = masked(logp_BT, mask_BT), masked(mu_logp_BT, mask_BT)
+  adv_BT = masking.masked(adv_BT, mask_BT)
+  logp_BT, mu_logp_BT = (
+    masking.masked(logp_BT, mask_BT),
+    masking.masked(mu_logp_BT, mask_BT),
+  )
   moved_BT = jnp.exp(jax.lax.stop_gradient(logp_BT)) - jnp.exp(mu_logp_BT)
   gone_BT = (adv_BT > 0) & (moved_BT > gap) | (adv_BT < 0) & (moved_BT < -gap)
   weight_BT = jnp.where(gone_BT, 0.0, ratio(logp_BT, mu_logp_BT, mask_BT))

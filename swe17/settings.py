@@ -25,7 +25,11 @@ CHANGEABLE = frozenset({
   'run_dir', 'store', 'steps', 'tasks.verify', 'sandbox.backend', 'sandbox.workers',
   'sampler.processes', 'sampler.threads', 'sampler.poll_seconds', 'rollout.retries',
   'rollout.keep_episodes', 'checkpoint.every', 'checkpoint.keep', 'sync.full_every',
-  'sync.keep_fulls',
+  'sync.keep_fulls', 'sync.keep_most', 'sync.ack_seconds', 'sync.restore_seconds',
+  'sync.verify_device', 'relay.enabled', 'relay.cluster', 'relay.fanout',
+  'relay.samplers_per_node', 'relay.nodes', 'relay.host', 'relay.cache_bytes',
+  'relay.poll_seconds', 'relay.wait_seconds', 'relay.stall_seconds',
+  'relay.bucket_last',
 })  # fmt: skip
 
 

@@ -4,18 +4,24 @@
   GET  /health     {"version", "busy", "sampled"}
 
 It never talks to the learner. A thread follows the weight manifests and stages new
-versions in host memory; the engine applies them in place between two dispatches. Its
-address is registered in the store under samplers/, where routers look.
+versions in host memory; the engine applies them in place between two dispatches, and
+checks every block by a sum on the device before it serves them. With
+`sync.verify_device=digest` the thread then pulls all bytes back and hashes them, while
+the engine decodes; no further version is applied until that is done. Its address is
+registered in the store under samplers/, where routers look.
 """
 
 import asyncio
+from collections.abc import Callable
 import json
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
+import uuid
 
 from aiohttp import web
 import jax
@@ -30,15 +36,24 @@ from swe17.sync import apply, follower
 
 _log = logging.getLogger(__name__)
 _MAX_BODY = 8 << 20  # bytes of a request
+_PATIENCE = 600.0  # seconds until a store that does not answer is an error
+_PAUSE = 1.0  # seconds between tries
 
 
 class Weights:
   """Follows the store on a thread; hands verified versions to the engine."""
 
-  def __init__(self, cfg: config.Config, events: records.EventLog):
-    self._follower = follower.Follower(kv.open(cfg.store))
+  def __init__(self, cfg: config.Config, events: records.EventLog, index: int = 0):
+    self._follower = follower.Follower(
+      kv.open(cfg.store),
+      threads=cfg.sync.threads,
+      ack=f'sampler-{index}-{uuid.uuid4().hex[:12]}',
+      ack_seconds=cfg.sync.ack_seconds,
+    )
     self._events, self._poll = events, cfg.sampler.poll_seconds
+    self._pull = cfg.sync.verify_device == 'digest'
     self._staged: follower.Staged | None = None
+    self._pause = 0.0  # seconds that the last swap took
     self._taken, self._stop = threading.Event(), threading.Event()
     self._params: p.Params | None = None
     self._error: BaseException | None = None
@@ -49,9 +64,10 @@ class Weights:
     while not stopped.is_set():
       staged = self._follower.poll()
       if staged is not None:
-        self._params = apply.from_host(staged.tensors, shapes)
+        # Compiles what swaps run, and checks what the device holds.
+        self._params = apply.warm(apply.from_host(staged.tensors, shapes), staged)
         self._follower.commit(staged)
-        self._report(staged, 0.0)
+        self._report(staged)
         self._thread.start()
         return staged.version
       stopped.wait(self._poll)
@@ -75,7 +91,7 @@ class Weights:
     began = time.monotonic()
     self._params = apply.apply(self._params, staged)
     self._follower.commit(staged)
-    self._report(staged, time.monotonic() - began)
+    self._pause = time.monotonic() - began
     self._staged = None
     self._taken.set()
     return self._params, staged.version
@@ -93,29 +109,38 @@ class Weights:
 
   def _stage(self) -> None:
     while not self._stop.is_set():
-      if self._staged is None:
-        self._taken.clear()
-        self._staged = self._follower.poll()
-      if self._staged is None:
+      self._taken.clear()
+      staged = self._staged = self._follower.poll()
+      if staged is None:
         self._stop.wait(self._poll)
-      else:
-        self._taken.wait()
+        continue
+      self._taken.wait()
+      if not self._stop.is_set():
+        # Nothing is staged now, so the engine keeps these buffers as they are.
+        self._report(staged)
+    self._follower.close()
 
-  def _report(self, staged: follower.Staged, pause: float) -> None:
-    """Says which bytes the device now holds: their digest, pulled back and hashed."""
-    held = apply.device_digest(self._params, staged.manifest.block_bytes)
+  def _report(self, staged: follower.Staged) -> None:
+    """Says which bytes the device holds.
+
+    Their sums were checked when they were applied; the digest, if it is asked for, is
+    of all of them, pulled back.
+    """
+    block_bytes, digest = staged.manifest.block_bytes, None
+    if self._pull:
+      digest = apply.device_digest(self._params, block_bytes)
     self._events.write(
       'weights',
       version=staged.version,
-      digest=held,
+      digest=digest,
       published=staged.manifest.digest,
       bytes=staged.bytes,
-      pause_seconds=pause,
+      pause_seconds=self._pause,
       faults=dict(self._follower.faults),
     )
-    if held != staged.manifest.digest:
+    if digest is not None and digest != staged.manifest.digest:
       raise RuntimeError(
-        f'version {staged.version}: the device holds {held}, '
+        f'version {staged.version}: the device holds {digest}, '
         f'published was {staged.manifest.digest}; not serving these weights'
       )
 
@@ -126,9 +151,12 @@ def run(cfg: config.Config, index: int) -> int:
   signal.signal(signal.SIGTERM, lambda *_: stopped.set())
   says = status.Status(cfg.run_dir, f'sampler-{index}')
   events = records.EventLog(os.path.join(cfg.run_dir, f'sampler-{index}.jsonl'))
-  weights = Weights(cfg, events)
   says.set('waiting', 'for weights')
-  kv.open(cfg.store).delete(_key(index))  # an earlier process's address
+  # An earlier process's address.
+  _insist(lambda: kv.open(cfg.store).delete(_key(index)), stopped)
+  if stopped.is_set():
+    return 0
+  weights = Weights(cfg, events, index)
   abstract = p.abstract(cfg.model, tokenizer.load().vocab_size)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, 'float32'), abstract)
   version = weights.first(shapes, stopped)
@@ -161,23 +189,58 @@ async def _serve(
 ) -> None:
   runner = web.AppRunner(app(serving), access_log=None)
   await runner.setup()
-  site = web.TCPSite(runner, '127.0.0.1', 0)
+  site = web.TCPSite(runner, cfg.sampler.host, 0)
   await site.start()
-  host, port = runner.addresses[0][:2]
   where = {
-    'url': f'http://{host}:{port}',
+    'url': _url(cfg.sampler, runner.addresses[0]),
     'pid': os.getpid(),
     'slots': cfg.sampler.slots,
+    'region': index % cfg.regions,
   }
   store = kv.open(cfg.store)
-  await asyncio.to_thread(store.write, _key(index), json.dumps(where).encode())
+  data = json.dumps(where).encode()
+  # Beside the serving: the line to the store may be cut just now.
+  registered = asyncio.ensure_future(
+    asyncio.to_thread(_insist, lambda: store.write(_key(index), data), stopped)
+  )
   while not stopped.is_set() and serving.error is None:
     says.set('serving', f'version {serving.version}, {serving.busy} busy')
     await asyncio.sleep(0.1)
-  await asyncio.to_thread(store.delete, _key(index))
+    if registered.done():
+      registered.result()
+  stopped.set()
+  await registered
+  try:
+    await asyncio.to_thread(store.delete, _key(index))
+  except kv.StoreError as e:  # routers find out by themselves
+    _log.warning('the registration stays: %s', e)
   # Open requests are answered (503) before the connections close.
   await asyncio.to_thread(serving.close)
   await runner.cleanup()
+
+
+def _insist(call: Callable[[], None], stopped: threading.Event) -> None:
+  """Makes a call to the store until it is answered, or until it is time to stop.
+
+  StoreError after `_PATIENCE` seconds, and at once where waiting is no help.
+  """
+  until = time.monotonic() + _PATIENCE
+  while not stopped.is_set():
+    try:
+      call()
+      return
+    except kv.StoreError as e:
+      if not e.transient or time.monotonic() > until:
+        raise
+      _log.warning('asking again in %g s: %s', _PAUSE, e)
+    stopped.wait(_PAUSE)
+
+
+def _url(cfg: config.Sampler, bound: tuple[Any, ...]) -> str:
+  """Where routers reach a server that is bound to (address, port, ...)."""
+  everywhere = bound[0] in ('0.0.0.0', '::')
+  host = cfg.address or (socket.getfqdn() if everywhere else bound[0])
+  return f'http://[{host}]:{bound[1]}' if ':' in host else f'http://{host}:{bound[1]}'
 
 
 def _key(index: int) -> str:

@@ -6,9 +6,13 @@ bfloat16 values widened, which is exact. Integer leaves travel as they are.
 
 A leaf's name is its path joined by '/'. Names, shapes and dtypes must match one to one:
 a leaf that no tensor names would silently stay old. Nothing is touched until they do.
+
+With a `grid` (pieces.py) leaves are published in pieces: a process reads those that lie
+in the shards of its own devices (`needed`), and each shard is put together from them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swe17.sync import codec, follower
+from swe17.sync import codec, follower, pieces
 
 Params = Any  # a pytree of arrays: nested dicts, registered dataclasses
 PUBLISHED = jnp.bfloat16
@@ -62,27 +66,72 @@ def to_host(params: Params) -> dict[str, np.ndarray]:
   return {name: np.array(leaf) for name, leaf in jax.device_get(cast).items()}
 
 
-def from_host(tensors: Mapping[str, np.ndarray], abstract: Params) -> Params:
+def grid(abstract: Params) -> pieces.Grid:
+  """The coarsest grid whose pieces lie in the shards of `abstract`: one piece a shard.
+
+  What a learner publishes with must be at least as fine as this for each sampler.
+  """
+  found = {}
+  for name, leaf in name_tree(abstract).items():
+    sharding = getattr(leaf, 'sharding', None)
+    if sharding is None or not leaf.shape or 0 in leaf.shape:
+      continue
+    local = sharding.shard_shape(leaf.shape)
+    parts = [n // m for n, m in zip(leaf.shape, local, strict=True)]
+    if max(parts) > 1:
+      found[name] = pieces.cuts(leaf.shape, parts)
+  return found
+
+
+def needed(
+  abstract: Params, cut: pieces.Grid, devices: Iterable[jax.Device] | None = None
+) -> frozenset[str]:
+  """Names of what `devices` (default: those of this process) hold of `abstract`.
+
+  cut: the grid that the learner publishes with. ValueError if it is too coarse.
+  """
+  chosen = None if devices is None else set(devices)
+  names = set()
+  for name, leaf in name_tree(abstract).items():
+    if name not in cut:
+      names.add(name)
+      continue
+    for device, index in leaf.sharding.addressable_devices_indices_map(
+      leaf.shape
+    ).items():
+      if chosen is None or device in chosen:
+        rows = pieces.of_shard(name, leaf.shape, cut[name], index)
+        names.update(piece for piece, _ in rows)
+  return frozenset(names)
+
+
+def from_host(
+  tensors: Mapping[str, np.ndarray], abstract: Params, cut: pieces.Grid | None = None
+) -> Params:
   """Puts host tensors on the device, with the dtypes and shardings of `abstract`.
 
-  abstract: a pytree of jax.ShapeDtypeStruct (or arrays). ValueError if a name is
-  unknown or missing, or a shape or dtype does not fit.
+  abstract: a pytree of jax.ShapeDtypeStruct (or arrays). cut: the grid of the pieces.
+  ValueError if a name is unknown or missing, or a shape or dtype does not fit.
   """
-  want = name_tree(abstract)
-  _check(tensors, want)
-  # jnp.array copies. Without that a CPU array may share the host tensor's memory, and
-  # the next donated update would write into the follower's copy.
-  leaves = {
-    name: jnp.array(tensors[name], dtype=leaf.dtype, copy=True)
-    for name, leaf in want.items()
-  }
+  cut, want = cut or {}, name_tree(abstract)
+  _check(tensors, want, cut)
+  leaves: dict[str, jax.Array] = {}
   for name, leaf in want.items():
+    if name in cut:
+      new = _from_pieces(tensors, name, leaf, cut[name])
+      leaves[name] = _widen(new, jnp.dtype(leaf.dtype))
+      continue
+    # jnp.array copies. Without that a CPU array may share the host tensor's memory, and
+    # the next donated update would write into the follower's copy.
+    leaves[name] = jnp.array(tensors[name], dtype=leaf.dtype, copy=True)
     if getattr(leaf, 'sharding', None) is not None:
       leaves[name] = jax.device_put(leaves[name], leaf.sharding)
   return unname(leaves, abstract)
 
 
-def apply(params: Params, staged: follower.Staged) -> Params:
+def apply(
+  params: Params, staged: follower.Staged, cut: pieces.Grid | None = None
+) -> Params:
   """Updates device weights in place to a staged version and checks every leaf.
 
   `params` must be the version that `staged.base` names; its buffers are donated and
@@ -90,20 +139,39 @@ def apply(params: Params, staged: follower.Staged) -> Params:
   if names, shapes or dtypes do not match. RuntimeError if afterwards the device does
   not hold the staged bytes: these weights must not be served.
   """
-  named = name_tree(params)
-  _check(staged.tensors, named)
-  for name in named:
-    if name in staged.changed:
-      old = named[name]
+  cut, named = cut or {}, name_tree(params)
+  _check(staged.tensors, named, cut)
+  for name, old in named.items():
+    if name in cut:
+      if not staged.changed.isdisjoint(_pieces_of(name, old, cut[name])):
+        new = _from_pieces(staged.tensors, name, old, cut[name])
+        named[name] = _overwrite(old, new)
+    elif name in staged.changed:
       new = jax.device_put(staged.tensors[name], old.sharding)
       named[name] = _overwrite(old, new)
-  found = device_checksum(named, staged.manifest.block_bytes)
-  wrong = [n for n in named if not np.array_equal(found[n], staged.checksums[n])]
+  wrong = _wrong(named, staged, cut)
   if wrong:
     raise RuntimeError(
       f'version {staged.version}: the device does not hold the staged bytes of {wrong}'
     )
   return unname(named, params)
+
+
+def warm(
+  params: Params, staged: follower.Staged, cut: pieces.Grid | None = None
+) -> Params:
+  """Compiles what `apply` runs, by applying a version to weights that are that version.
+
+  Call it before serving, so that the first swap does not wait for a compiler. Donates
+  `params` and checks the device as `apply` does; of leaves that are alike in shape,
+  dtype and sharding one is written.
+  """
+  cut, alike = cut or {}, {}
+  for name, leaf in name_tree(params).items():
+    kind = leaf.shape, leaf.dtype, leaf.sharding, cut.get(name)
+    alike.setdefault(kind, _pieces_of(name, leaf, cut[name]) if name in cut else [name])
+  written = frozenset(name for names in alike.values() for name in names)
+  return apply(params, dataclasses.replace(staged, changed=written), cut)
 
 
 def device_checksum(params: Params, block_bytes: int) -> dict[str, np.ndarray]:
@@ -140,16 +208,84 @@ def _check_names(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
     raise ValueError(f'tensors do not match the model: {missing=} {unknown=}')
 
 
-def _check(tensors: Mapping[str, np.ndarray], want: Mapping[str, Any]) -> None:
-  _check_names(tensors, want)
+def _check(
+  tensors: Mapping[str, np.ndarray], want: Mapping[str, Any], cut: pieces.Grid
+) -> None:
+  shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
   for name, leaf in want.items():
-    got, dtype = tensors[name], np.dtype(leaf.dtype)
-    if got.shape != leaf.shape:
-      raise ValueError(f'{name!r}: got shape {got.shape}, want {leaf.shape}')
+    parts = dict(cut.get(name, ()))
+    shape = tuple(n // parts.get(axis, 1) for axis, n in enumerate(leaf.shape))
+    names = _pieces_of(name, leaf, cut[name]) if name in cut else [name]
+    shapes |= dict.fromkeys(names, (shape, np.dtype(leaf.dtype)))
+  _check_names(tensors, shapes)
+  for name, (shape, dtype) in shapes.items():
+    got = tensors[name]
+    if got.shape != shape:
+      raise ValueError(f'{name!r}: got shape {got.shape}, want {shape}')
     # bfloat16 widens exactly; anything else must be the same type on both sides.
     exact = got.dtype == PUBLISHED and dtype in (PUBLISHED, np.float32)
     if not exact and got.dtype != dtype:
       raise ValueError(f'{name!r}: got dtype {got.dtype}, which {dtype} does not hold')
+
+
+def _pieces_of(name: str, leaf: Any, cut: pieces.Cuts) -> list[str]:
+  """Names of the pieces of a leaf that this process's devices hold."""
+  names: dict[str, None] = {}
+  places = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+  for index in places.values():
+    rows = pieces.of_shard(name, leaf.shape, cut, index)
+    names |= dict.fromkeys(piece for piece, _ in rows)
+  return list(names)
+
+
+def _from_pieces(
+  tensors: Mapping[str, np.ndarray], name: str, leaf: Any, cut: pieces.Cuts
+) -> jax.Array:
+  """A leaf, with its sharding and in the published dtype, from the pieces held here."""
+  places = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+  made: dict[str, np.ndarray] = {}  # replicas share a host array
+  shards = []
+  for device, index in places.items():
+    key = str(index)
+    if key not in made:
+      made[key] = pieces.shard(tensors, name, leaf.shape, cut, index)
+    # A CPU device may share the host array's memory: this one must be the device's own.
+    shards.append(jnp.array(made[key], copy=True, device=device))
+  return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+
+
+def _wrong(
+  named: Mapping[str, jax.Array], staged: follower.Staged, cut: pieces.Grid
+) -> list[str]:
+  """Names of staged tensors that the device does not hold, by their checksums."""
+  block_bytes = staged.manifest.block_bytes
+  whole = {name: leaf for name, leaf in named.items() if name not in cut}
+  found = [device_checksum(whole, block_bytes)]
+  # Pieces are summed where they lie, device by device: nothing moves between them.
+  local: dict[jax.Device, dict[str, jax.Array]] = {}
+  places: dict[jax.Device, dict[str, Any]] = {}
+  for name in named.keys() & cut.keys():
+    for part in named[name].addressable_shards:
+      rows = pieces.of_shard(name, named[name].shape, cut[name], part.index)
+      local.setdefault(part.device, {})[name] = part.data
+      places.setdefault(part.device, {})[name] = rows
+  for device, parts in local.items():
+    table = tuple(
+      (name, piece, tuple((s.start, s.stop) for s in place))
+      for name, rows in sorted(places[device].items())
+      for piece, place in rows
+    )
+    found.append(
+      jax.device_get(_piece_checksums(parts, table=table, block_bytes=block_bytes))
+    )
+  return sorted(
+    {
+      name
+      for sums in found
+      for name, got in sums.items()
+      if not np.array_equal(got, staged.checksums[name])
+    }
+  )
 
 
 def _cast(leaf: jax.Array) -> jax.Array:
@@ -177,6 +313,25 @@ def _is_published(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
 def _overwrite(old: jax.Array, new: jax.Array) -> jax.Array:
   return new.astype(old.dtype)
+
+
+@functools.partial(jax.jit, static_argnames='dtype')
+def _widen(leaf: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  return leaf.astype(dtype)
+
+
+@functools.partial(jax.jit, static_argnames=('table', 'block_bytes'))
+def _piece_checksums(
+  parts: dict[str, jax.Array],
+  *,
+  table: tuple[tuple[str, str, tuple[tuple[int | None, int | None], ...]], ...],
+  block_bytes: int,
+) -> dict[str, jax.Array]:
+  """Checksums of the pieces in one device's shards: (leaf, piece, place) a row."""
+  return {
+    piece: _checksum(_cast(parts[name][tuple(slice(*p) for p in place)]), block_bytes)
+    for name, piece, place in table
+  }
 
 
 @functools.partial(jax.jit, static_argnames='block_bytes')

@@ -9,27 +9,34 @@ switches. Between the two the sampler brings its device up to date.
              since the next version may have been collected
   chains     several versions behind: all deltas in one staging, or from the last full
              snapshot among them
-  damage     a gap, a wrong base, another learner's delta, a bad hash, a missing object:
-             the old version stays, the reason is logged and counted in `faults`, and
-             the newest full snapshot, with what follows it, is tried instead
+  damage     a gap, a wrong base, a bad hash, a missing object: the old version stays,
+             the reason is logged and counted in `faults`, and the newest full snapshot,
+             with what follows it, is tried instead
+  shards     with `names`, only the byte ranges of those tensors' blocks are read; each
+             is verified by itself, and the version by its base's digest
+  keeping    with `ack`, it tells the collector what it needs kept (collect.py)
 
 So a follower is at some published version, byte for byte, or at none: never between.
-Versions only go up; a store that holds only older ones is a fault ('older').
+Versions only go up; a store that holds only older ones is a fault ('older'). A delta is
+on one base, known by number and digest, whichever learner made either of them.
 """
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent import futures
 import dataclasses
 import logging
+import time
 
 import numpy as np
 
 from swe17.store import kv
-from swe17.sync import codec, manifest, pack
+from swe17.sync import codec, collect, manifest, pack, ranges
 
 _log = logging.getLogger(__name__)
 _LIST_AFTER = 8  # misses of the next key before the store is listed
 _MAX_PAUSE = 8  # polls left out after repeated faults
+_ACK_EVERY = 5.0  # seconds between acknowledgements of different versions, at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +55,30 @@ class Staged:
 class Follower:
   """One process's view of the weights. `poll` and `commit` from one thread at a time.
 
+  names: the tensors to hold, for a follower of some shards; all without it.
+  threads: that read objects and decode blocks.
+  ack: the name to acknowledge under, unique to this process, or '' for none; it needs a
+  store that can be written to. ack_seconds: as the learner's `sync.ack_seconds`.
   faults: how often what went wrong, by reason: store, missing, truncated, sha256,
-  frame, raw_hash, names, manifest, base, attempt, gap, older.
+  frame, raw_hash, names, manifest, base, gap, older, ack.
   """
 
-  def __init__(self, store: kv.Store):
+  def __init__(
+    self,
+    store: kv.Store,
+    *,
+    names: Collection[str] | None = None,
+    threads: int = 1,
+    ack: str = '',
+    ack_seconds: float = 600.0,
+    clock: Callable[[], float] = time.monotonic,
+  ):
     self.faults: collections.Counter[str] = collections.Counter()
     self._store = store
+    self._names = None if names is None else frozenset(names)
+    self._threads = threads
+    self._ack, self._ack_seconds, self._clock = ack, ack_seconds, clock
+    self._acked: tuple[int, float] | None = None  # version, when
     self._held: Staged | None = None
     self._misses = 0
     self._pause = 0
@@ -76,6 +100,8 @@ class Follower:
     Cheap while there is nothing new: one read of a key that is not there. After faults
     some calls return at once, so that a damaged object is not fetched in a tight loop.
     """
+    if self._held is not None:
+      self._acknowledge(self._held.version)
     if self._wait > 0:
       self._wait -= 1
       return None
@@ -101,6 +127,15 @@ class Follower:
         'is held now; poll again'
       )
     self._held = staged
+
+  def close(self) -> None:
+    """Takes the acknowledgement back: nothing needs to be kept for this follower."""
+    if self._acked is not None:
+      try:
+        self._store.delete(collect.ack_key(self._ack))
+      except kv.StoreError as e:
+        _log.warning('an acknowledgement stays until it is old: %s', e)
+      self._acked = None
 
   def _routes(self) -> Iterator[list[manifest.Manifest]]:
     """Chains of manifests that lead to a newer version, the cheapest first."""
@@ -153,28 +188,34 @@ class Follower:
     made = start.manifest if start else None
     tensors = start.tensors if start else None
     size = 0
+    if start is None:
+      self._acknowledge(route[0].version)  # keep it while it is being read
     for step in route:
       try:
-        tensors = self._decode(step, made, tensors)
+        tensors, read = self._decode(step, made, tensors)
       except pack.Damaged as e:
         self._fault(e.reason, str(e))
         break
       made = step
-      size += sum(entry.size for entry in step.objects)
+      size += read
     if made is None or tensors is None or (start and made.version == start.version):
       return None
-    old = start.tensors if start else {}
-    changed = frozenset(n for n, a in tensors.items() if a is not old.get(n))
-    sums = dict(start.checksums) if start else {}
-    for name in changed:
-      sums[name] = codec.checksum(tensors[name], made.block_bytes)
+    changed = _changed(start, made, tensors)
+    kept = start.checksums if start else {}
+    if start is not None and start.manifest.block_bytes != made.block_bytes:
+      kept = {}  # sums are per block, cut otherwise now
     return Staged(
       version=made.version,
       base=start.version if start else None,
       manifest=made,
       tensors=tensors,
       changed=changed,
-      checksums={name: sums[name] for name in tensors},
+      checksums={
+        n: kept[n]
+        if n in kept and n not in changed
+        else codec.checksum(a, made.block_bytes)
+        for n, a in tensors.items()
+      },
       bytes=size,
     )
 
@@ -183,36 +224,76 @@ class Follower:
     made: manifest.Manifest,
     base: manifest.Manifest | None,
     tensors: Mapping[str, np.ndarray] | None,
-  ) -> dict[str, np.ndarray]:
-    """One version's tensors, verified. Damaged if that fails twice."""
-    if made.base is not None:
-      if base is None or (made.base, made.base_digest) != (base.version, base.digest):
-        raise pack.Damaged(
-          'base',
-          f'version {made.version} is a delta on version {made.base} '
-          f'({made.base_digest}), held is {base and (base.version, base.digest)}',
-        )
-      if made.attempt != base.attempt:
-        raise pack.Damaged(
-          'attempt',
-          f'version {made.version} of attempt {made.attempt} is a delta on one of '
-          f'{base.attempt}: a learner begins with a full snapshot',
-        )
+  ) -> tuple[dict[str, np.ndarray], int]:
+    """One version's tensors, verified, and the bytes read. Damaged if it fails twice.
+
+    That the base is the right one is known by its digest, which covers every block of
+    every tensor; what of it is held here was verified against the same digest.
+    """
+    if made.base is not None and (
+      base is None or (made.base, made.base_digest) != (base.version, base.digest)
+    ):
+      raise pack.Damaged(
+        'base',
+        f'version {made.version} is a delta on version {made.base} '
+        f'({made.base_digest}), held is {base and (base.version, base.digest)}',
+      )
     try:
-      return pack.unpack(made, self._fetch(made), tensors)
+      return self._read_and_unpack(made, tensors)
     except pack.Damaged as e:
       # Damaged on the way, or where it lies? Reading once more tells.
       self._fault(e.reason, str(e))
-      return pack.unpack(made, self._fetch(made), tensors)
+      return self._read_and_unpack(made, tensors)
 
-  def _fetch(self, made: manifest.Manifest) -> list[bytes]:
-    objects = []
-    for entry in made.objects:
-      data = self._store.read(entry.key)
+  def _read_and_unpack(
+    self, made: manifest.Manifest, base: Mapping[str, np.ndarray] | None
+  ) -> tuple[dict[str, np.ndarray], int]:
+    spans = ranges.plan(made, self._names)
+
+    def read(span: ranges.Span) -> bytes:
+      if span.whole:
+        data = self._store.read(span.key)
+      else:
+        data = self._store.read(span.key, span.start, span.stop)
       if data is None:
-        raise pack.Damaged('missing', f'version {made.version}: {entry.key} is gone')
-      objects.append(data)
-    return objects
+        raise pack.Damaged('missing', f'version {made.version}: {span.key} is gone')
+      if len(data) != span.stop - span.start:
+        raise pack.Damaged(
+          'truncated',
+          f'{span.key}: got {len(data)} bytes of {span.stop - span.start}',
+        )
+      return data
+
+    if self._threads > 1 and len(spans) > 1:
+      with futures.ThreadPoolExecutor(self._threads) as pool:
+        parts = list(pool.map(read, spans))
+    else:
+      parts = [read(span) for span in spans]
+    tensors = pack.unpack(
+      made,
+      ranges.frames(spans, parts),
+      base,
+      names=self._names,
+      threads=self._threads,
+    )
+    return tensors, sum(map(len, parts))
+
+  def _acknowledge(self, version: int) -> None:
+    """Says which version must be kept: when it changed, and again before it is old."""
+    if not self._ack:
+      return
+    now = self._clock()
+    if self._acked is not None:
+      old, at = self._acked
+      pause = min(_ACK_EVERY, self._ack_seconds / 4)
+      if now - at < (self._ack_seconds / 4 if old == version else pause):
+        return
+    self._acked = version, now  # also if it fails: the next try is not at once
+    try:
+      collect.acknowledge(self._store, self._ack, version)
+    except kv.StoreError as e:
+      self.faults['ack'] += 1
+      _log.warning('version %d was not acknowledged: %s', version, e)
 
   def _fault(self, reason: str, text: str) -> None:
     self.faults[reason] += 1
@@ -223,6 +304,29 @@ class Follower:
   def manifest(self) -> manifest.Manifest | None:
     """The manifest of the version held; `manifest.plan` is the plan."""
     return self._held.manifest if self._held else None
+
+
+def _changed(
+  start: Staged | None, made: manifest.Manifest, tensors: Mapping[str, np.ndarray]
+) -> frozenset[str]:
+  """The tensors whose bytes differ from those held, known by their digests."""
+  if start is None:
+    return frozenset(tensors)
+  same_cut = start.manifest.block_bytes == made.block_bytes
+  old = {row.name: row for row in start.manifest.tensors} if same_cut else {}
+  new = {row.name: row for row in made.tensors}
+
+  def kept(name: str) -> bool:
+    if tensors[name] is start.tensors.get(name):
+      return True
+    was, now = old.get(name), new[name]
+    return was is not None and (was.digest, was.dtype, was.shape) == (
+      now.digest,
+      now.dtype,
+      now.shape,
+    )
+
+  return frozenset(name for name in tensors if not kept(name))
 
 
 def read_plan(store: kv.Store, version: int | None = None) -> manifest.Manifest | None:

@@ -1,11 +1,13 @@
 """Publishes weight versions: data first, manifest last, nothing ever overwritten.
 
-  encode -> data object under a fresh name -> read it back -> create the manifest
+  encode -> data objects under fresh names -> read back -> create the manifest
 
 Until the manifest is there the version does not exist, and its creation is conditional
-on its absence: a crash leaves an object that nobody refers to, and of two publishers
-one wins. A delta is taken against what this publisher published last; after a restart,
-a conflict or a failure that is unknown, so the next version is a full snapshot.
+on its absence: a crash leaves objects that nobody refers to, and of two publishers one
+wins. A delta is taken against what was *published* last, not against what was computed:
+a version known to be in the store, byte for byte. A restarted learner reads it back
+(`restore`), verified as any follower would; without it the next version is a full
+snapshot. A chain is held together by digests, so it may run through several attempts.
 
 The disk and the way to it are not trusted: data is read back before the manifest
 speaks of it, and a manifest that was stored damaged is put right by its own publisher.
@@ -22,18 +24,20 @@ import numpy as np
 
 from swe17 import config
 from swe17.store import kv
-from swe17.sync import codec, manifest, pack
+from swe17.sync import codec, collect, follower, manifest, pack, pieces
+from swe17.sync import plan as plans
 
 _log = logging.getLogger(__name__)
 _T = TypeVar('_T')
 _TRIES = 4
 _BACKOFF = 0.05  # seconds, doubled with every try
+_RESTORE_POLLS = 20  # the follower leaves some of them out after faults
 
 latest = manifest.latest
 
 
 class PublishConflict(RuntimeError):
-  """The version is already published, by someone else or with other weights."""
+  """Another learner is at work on this run: this one must stop, and say so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,23 +59,55 @@ class _Last:
 
   manifest: manifest.Manifest
   tensors: Mapping[str, np.ndarray]
+  full_at: int  # the newest full snapshot, this version or one before it
 
 
 class Publisher:
   """Publishes to one store. One call at a time, from any thread.
 
   attempt: names this process, freshly for each start of a learner.
+  grid: how sharded tensors and stacks of experts are cut into pieces; None: not at all.
   """
 
-  def __init__(self, store: kv.Store, cfg: config.Sync, *, attempt: str):
+  def __init__(
+    self,
+    store: kv.Store,
+    cfg: config.Sync,
+    *,
+    attempt: str,
+    grid: pieces.Grid | None = None,
+  ):
     kv.check_key(attempt)
     self._store = store
     self._cfg = cfg
     self._attempt = attempt
+    self._grid = grid or {}
     self._lock = threading.Lock()
     self._last: _Last | None = None
-    self._fulls: list[int] = []  # full snapshots known to be in the store, ascending
+    self._unsure = False  # a call failed: its version may be in the store
+    self._known: dict[int, collect.Entry] = {}
     self._objects = 0  # counts data objects, so that each gets a fresh name
+
+  def restore(self, seconds: float) -> int | None:
+    """Takes the newest version in the store as the base of the next delta.
+
+    Every byte is verified. None, and the reason logged, if that fails or is not done
+    within `seconds`: the next version is then a full snapshot.
+    """
+    found: list[_Last | None] = []
+    reader = threading.Thread(
+      target=lambda: found.append(self._read_last()), name='restore', daemon=True
+    )
+    reader.start()
+    reader.join(seconds)
+    if not found:
+      _log.warning(
+        'the base was not read within %g s: the next version is full', seconds
+      )
+      return None
+    with self._lock:
+      self._last = found[0]
+    return None if found[0] is None else found[0].manifest.version
 
   def publish(
     self,
@@ -86,60 +122,121 @@ class Publisher:
 
     tensors: host copies that nobody writes to until the next version is published.
     ValueError: weights that are not finite, a version that leaves a gap, a plan that
-    is not JSON. PublishConflict: the version exists already (nothing is changed; a
-    repeated call with the same weights is no conflict). StoreError: the store failed
-    `_TRIES` times; calling again with the same version is safe.
+    is not one. PublishConflict: another learner published this version or a later one
+    (nothing is changed; a repeated call with the same weights is no conflict).
+    StoreError: the store failed `_TRIES` times; calling again with the same version is
+    safe, and takes up the same base.
     """
     with self._lock:
       began = time.monotonic()
       _check_finite(tensors)
-      last, self._last = self._last, None  # whatever fails below, the base is gone
-      theirs = self._existing(version, last)
-      if theirs is not None:
-        return self._adopt(theirs, tensors, began)
-      if full or not self._delta_fits(version, last, tensors):
-        last = None
-      rows, data, share = pack.pack(
-        tensors,
-        last.tensors if last else None,
-        last.manifest.tensors if last else (),
-        self._cfg.block_bytes,
-      )
-      made = manifest.Manifest(
-        version=version,
-        base=last.manifest.version if last else None,
-        base_digest=last.manifest.digest if last else '',
-        codec=self._cfg.codec if last else 'full',
-        step=step,
-        created=time.time(),
-        attempt=self._attempt,
-        block_bytes=self._cfg.block_bytes,
-        objects=(),
-        tensors=rows,
-        digest=manifest.digest(rows),
-        changed_share=share,
-        plan=dict(plan),
-      )
-      made = self._put_data(made, data)
-      self._put_manifest(made)
-      self._last = _Last(made, dict(tensors))
+      plans.check(plan)
+      tensors = pieces.split(tensors, self._grid)
+      last, unsure = self._last, self._unsure
+      self._last, self._unsure = None, True  # whatever else fails, the base is gone
+      try:
+        made = self._publish(version, tensors, step, plan, full, last, unsure)
+      except kv.StoreError:
+        self._last = last  # it was published, whatever became of this version
+        raise
+      self._unsure = False
+      at = version if made.base is None or last is None else last.full_at
+      self._last = _Last(made, dict(tensors), at)
+      self._known[version] = collect.entry(made)
       if made.base is None:
-        self._fulls.append(version)
-        self._collect()
+        self._collect(version)
       return _published(made, tensors, began)
 
-  def _existing(self, version: int, last: _Last | None) -> manifest.Manifest | None:
+  def _publish(
+    self,
+    version: int,
+    tensors: Mapping[str, np.ndarray],
+    step: int,
+    plan: Mapping[str, Any],
+    full: bool,
+    last: _Last | None,
+    unsure: bool,
+  ) -> manifest.Manifest:
+    """Brings one version into the store, or finds that an earlier call did."""
+    cfg = self._cfg
+    follows = last is not None and version == last.manifest.version + 1
+    if unsure or not follows:  # else: the next one, creating it will tell
+      theirs = self._existing(version)
+      if theirs is not None:
+        return self._adopt(theirs, tensors)
+    if full or not self._delta_fits(version, last, tensors):
+      last = None
+    rows, objects, share = pack.pack(
+      tensors,
+      last.tensors if last else None,
+      last.manifest.tensors if last else (),
+      codec=cfg.codec,
+      block_bytes=cfg.block_bytes,
+      object_bytes=cfg.object_bytes,
+      threads=cfg.threads,
+    )
+    made = manifest.Manifest(
+      version=version,
+      base=last.manifest.version if last else None,
+      base_digest=last.manifest.digest if last else '',
+      codec=cfg.codec if last else 'full',
+      step=step,
+      created=time.time(),
+      attempt=self._attempt,
+      block_bytes=cfg.block_bytes,
+      objects=tuple(self._put_data(version, data) for data in objects),
+      tensors=rows,
+      digest=manifest.digest(rows),
+      changed_share=share,
+      plan=dict(plan),
+    )
+    return self._put_manifest(made)
+
+  def _read_last(self) -> _Last | None:
+    """The newest version with its tensors, or None with the reason in the log."""
+    try:
+      newest = self._retry(lambda: latest(self._store))
+      if newest is None:
+        return None
+      reader = follower.Follower(self._store, threads=self._cfg.threads)
+      staged = None
+      for _ in range(_RESTORE_POLLS):
+        staged = reader.poll()
+        if staged is not None and staged.version == newest:
+          break
+      else:
+        _log.warning(
+          'the base %d could not be read (%s): the next version is full',
+          newest,
+          dict(reader.faults),
+        )
+        return None
+      at = newest
+      while True:
+        made = self._retry(lambda at=at: self._read(at))
+        if made is None or made.base is None:
+          break
+        at = made.base
+    except (kv.StoreError, PublishConflict) as e:
+      _log.warning('the base was not read, the next version is full: %s', e)
+      return None
+    return _Last(staged.manifest, staged.tensors, at)
+
+  def _existing(self, version: int) -> manifest.Manifest | None:
     """The manifest that stands where `version` should go, if one does."""
-    if last is not None and version == last.manifest.version + 1:
-      return None  # the next one: creating it will tell
     found = self._retry(lambda: self._read(version))
     if found is not None:
       return found
     newest = self._retry(lambda: latest(self._store))
     if newest is not None and newest >= version:
-      raise PublishConflict(f'version {version} is older than the newest, {newest}')
+      raise PublishConflict(
+        f'version {version} is older than the newest, {newest}: another learner is '
+        'ahead on this run'
+      )
     want = 0 if newest is None else newest + 1
-    if version != want:
+    if version != want and (
+      version == 0 or self._retry(lambda: self._read(version - 1)) is None
+    ):
       raise ValueError(f'version: got {version}, want {want}: versions leave no gap')
     return None
 
@@ -154,61 +251,62 @@ class Publisher:
       raise PublishConflict(f'version {version} exists and is damaged: {e}') from e
 
   def _adopt(
-    self, found: manifest.Manifest, tensors: Mapping[str, np.ndarray], began: float
-  ) -> Published:
+    self, found: manifest.Manifest, tensors: Mapping[str, np.ndarray]
+  ) -> manifest.Manifest:
     """Accepts a version as published if an earlier call of ours did publish it."""
     same = found.digest == codec.digest(tensors, found.block_bytes)
     if found.attempt != self._attempt or not same:
       raise PublishConflict(
         f'version {found.version} was published by attempt {found.attempt!r} '
-        f'(this is {self._attempt!r}) with digest {found.digest}; '
-        'publish under the number after the newest version'
+        f'(this is {self._attempt!r}) with digest {found.digest}: two learners on one '
+        'run; stop one of them'
       )
-    self._last = _Last(found, dict(tensors))
-    if found.base is None and found.version not in self._fulls:
-      self._fulls.append(found.version)
-    return _published(found, tensors, began)
+    return found
 
   def _delta_fits(
     self, version: int, last: _Last | None, tensors: Mapping[str, np.ndarray]
   ) -> bool:
     if last is None or last.manifest.version != version - 1:
       return False
-    if not self._fulls or version - self._fulls[-1] >= self._cfg.full_every:
+    if version - last.full_at >= self._cfg.full_every:
       return False
+    if last.manifest.block_bytes != self._cfg.block_bytes:
+      return False  # restored from a learner with other settings
     mine = {n: (a.dtype, a.shape) for n, a in tensors.items()}
     return mine == {n: (a.dtype, a.shape) for n, a in last.tensors.items()}
 
-  def _put_data(self, made: manifest.Manifest, data: bytes) -> manifest.Manifest:
-    """Stores the data under a fresh name and reads it back."""
-    if not data:
-      return made  # nothing changed: a manifest says it all
+  def _put_data(self, version: int, data: bytes) -> manifest.Object:
+    """Stores an object under a fresh name and reads it back."""
 
-    def put() -> manifest.Manifest:
+    def put() -> manifest.Object:
       # A name is never used twice, not even for another try at the same version: an
       # earlier try whose reply was lost may have a manifest that points to its name.
       self._objects += 1
-      name = f'{made.version:08d}-{self._attempt}-{self._objects}.bin'
+      name = f'{version:08d}-{self._attempt}-{self._objects}.bin'
       key = manifest.DATA + name
       self._store.write(key, data)
       if self._store.read(key) != data:
         raise kv.StoreError(self._store.url, key, 'was not stored as it was written')
-      return dataclasses.replace(made, objects=(manifest.Object(key, len(data)),))
+      return manifest.Object(key, len(data))
 
     return self._retry(put)
 
-  def _put_manifest(self, made: manifest.Manifest) -> None:
-    """Creates the manifest, once; a reply that was lost is looked into."""
+  def _put_manifest(self, made: manifest.Manifest) -> manifest.Manifest:
+    """Creates the manifest, once, and gives the one that stands there.
+
+    A reply that was lost is looked into: what an earlier call of ours created late is
+    as good, if it is of the same weights.
+    """
     key, data = manifest.key_of(made.version), manifest.to_bytes(made)
     created = False
 
-    def put() -> None:
+    def put() -> manifest.Manifest:
       nonlocal created
       if not created:
         created = self._store.create(key, data)
       found = self._store.read(key)
       if found == data:
-        return
+        return made
       if created:
         # Ours, but damaged on the way. Nobody can have parsed it, and nobody else can
         # have created this key, so putting the right bytes in its place is safe.
@@ -217,50 +315,41 @@ class Publisher:
       if found is None:
         raise kv.StoreError(self._store.url, key, 'neither created nor there')
       if self._store.read(key) == data:
-        return  # it was the reading that failed
+        return made  # it was the reading that failed
+      theirs = self._read(made.version)
+      ours = theirs and (theirs.attempt, theirs.digest) == (made.attempt, made.digest)
+      if theirs is not None and ours:
+        return theirs
       raise PublishConflict(
-        f'version {made.version} holds what another learner published meanwhile; '
-        'nothing of it was changed'
+        f'version {made.version} holds what another learner published meanwhile: two '
+        'learners on one run; stop one of them. Nothing of it was changed'
       )
 
-    self._retry(put)
+    return self._retry(put)
 
-  def _collect(self) -> None:
-    """Deletes what lies before the kept full snapshots: manifests, then data."""
+  def _collect(self, version: int) -> None:
+    """Deletes old versions; notices a learner that is ahead of this one."""
     try:
-      versions = self._retry(lambda: manifest.versions(self._store))
-      keep = self._kept_fulls(versions)
-      if len(keep) < self._cfg.keep_fulls:
-        return
-      cutoff = keep[0]
-      for version in versions:
-        if version < cutoff:
-          self._store.delete(manifest.key_of(version))
-      for key in self._store.list(manifest.DATA):
-        version = manifest.data_version(key)
-        if version is not None and version < cutoff:
-          self._store.delete(key)
+      done = collect.collect(self._store, version, self._cfg, self._known, self._retry)
     except kv.StoreError as e:
       # Old versions that stay cost space only; the next full snapshot tries again.
       _log.warning('old weight versions were not deleted: %s', e)
+      return
+    if done.versions or done.orphans:
+      _log.info(
+        'versions below %d are deleted: %d, with %d objects (%d of attempts that died)',
+        done.cutoff,
+        done.versions,
+        done.objects,
+        done.orphans,
+      )
+    if done.found and done.found[-1] > version:
+      raise PublishConflict(
+        f'version {version} is out, but the newest is {done.found[-1]}: another '
+        'learner is ahead on this run'
+      )
 
-  def _kept_fulls(self, versions: list[int]) -> list[int]:
-    """The newest `keep_fulls` full snapshots, ascending; earlier learners' included."""
-    keep = self._fulls[-self._cfg.keep_fulls :]
-    older = [v for v in versions if v < keep[0]]
-    while older and len(keep) < self._cfg.keep_fulls:
-      version = older.pop()
-      try:
-        found = manifest.read(self._store, version)
-      except ValueError as e:
-        _log.warning('manifest %d is damaged: %s', version, e)
-        continue
-      if found is not None and found.base is None:
-        keep.insert(0, version)
-    self._fulls = keep
-    return keep
-
-  def _retry(self, call: Callable[[], _T]) -> _T:
+  def _retry(self, call: Callable[[], _T], /) -> _T:
     """Calls until the store answers, `_TRIES` times at most."""
     for attempt in range(_TRIES):
       try:

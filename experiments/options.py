@@ -23,10 +23,13 @@ import ml_collections
 from ml_collections import config_flags
 
 from swe17 import config, settings
+from swe17.env import faults
 
-ROLES = ('local', 'learner', 'sampler', 'rollout')
+ROLES = ('local', 'learner', 'sampler', 'rollout', 'controller', 'relay')
+_INDEXED = ('sampler', 'rollout', 'relay')  # roles of several processes
 _FLAGS = ('--config', '--role', '--index', '--run_dir', '--resume')
 _BOOLEANS = ('true', 't', '1', 'false', 'f', '0')  # as absl reads them
+_REPAIR = 'repair_functions'  # the family whose kinds these are
 _SETTING = re.compile(r'--?(?:no)?config\.([^=]*)')
 
 
@@ -57,8 +60,10 @@ def parse(argv: Sequence[str]) -> Options:
     raise ValueError(
       f'--{"role" if spawned else "resume"} needs --run_dir=<run folder>'
     )
-  if chosen.index and chosen.role != 'sampler':
-    raise ValueError(f'--index={chosen.index} is for --role=sampler only')
+  if chosen.index and chosen.role not in _INDEXED:
+    raise ValueError(
+      f'--index={chosen.index} is for --role={" or ".join(_INDEXED)} only'
+    )
   if not (spec or chosen.resume or spawned):
     raise ValueError(
       'nothing to run: give --config=experiments/configs/quickstart.py (see --help)'
@@ -71,12 +76,22 @@ def parse(argv: Sequence[str]) -> Options:
   cfg, origin = _settle(spec, rest, chosen, stored)
   if spawned:
     cfg = settings.load(chosen.run_dir)
-  if chosen.role == 'sampler' and not 0 <= chosen.index < cfg.sampler.processes:
-    raise ValueError(
-      f'--index: got {chosen.index}, want 0 .. {cfg.sampler.processes - 1} '
-      f'(sampler.processes={cfg.sampler.processes})'
-    )
+  _check_index(chosen.role, chosen.index, cfg)
   return Options(chosen.role, chosen.index, chosen.resume, chosen.parent, cfg, origin)
+
+
+def _check_index(role: str, index: int, cfg: config.Config) -> None:
+  """ValueError unless the run has such a process."""
+  if role in ('controller', 'relay') and not cfg.relay.enabled:
+    raise ValueError(f'--role={role}: the run has no relay (relay.enabled=False)')
+  if role not in _INDEXED:
+    return
+  of = 'sampler' if role == 'relay' else role
+  processes = getattr(cfg, of).processes
+  why = f'{of}.processes={processes}'
+  least, most = (1, cfg.relay_nodes) if role == 'relay' else (0, processes)
+  if not least <= index < most:
+    raise ValueError(f'--index: got {index}, want {least} .. {most - 1} ({why})')
 
 
 def _split(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -118,7 +133,7 @@ def _flags(rest: Sequence[str], values: ml_collections.ConfigDict | None = None)
   scrap = settings.default() if values is None else values
   parsed = flags.FlagValues()
   flags.DEFINE_enum('role', 'local', ROLES, 'part to run', parsed)
-  flags.DEFINE_integer('index', 0, 'which sampler', flag_values=parsed)
+  flags.DEFINE_integer('index', 0, 'which process of the role', flag_values=parsed)
   flags.DEFINE_string('run_dir', '', 'run folder', flag_values=parsed)
   flags.DEFINE_bool('resume', False, 'go on with the run', flag_values=parsed)
   flags.DEFINE_integer('parent', 0, 'end with this process', flag_values=parsed)
@@ -161,6 +176,7 @@ def _settle(
   table = cfg.tasks.table and os.path.abspath(cfg.tasks.table)
   if table and not os.path.isfile(table):
     raise ValueError(f'tasks.table: no file at {table}')
+  _check_kinds(cfg.tasks)
   # Children may start elsewhere: from here on every path is absolute.
   cfg = dataclasses.replace(
     cfg,
@@ -170,6 +186,17 @@ def _settle(
   if old is not None:
     _check_same(cfg, old)
   return cfg, origin
+
+
+def _check_kinds(tasks: config.Tasks) -> None:
+  """ValueError if `tasks.kinds` names a kind that the family does not have."""
+  for kind in map(str.strip, tasks.kinds.split(',') if tasks.kinds else ()):
+    if tasks.family == _REPAIR and kind not in faults.KINDS:
+      near = difflib.get_close_matches(kind, faults.KINDS, 1, cutoff=0.0)
+      raise ValueError(
+        f'tasks.kinds: got {kind!r}; the nearest is {near[0]!r} of '
+        f'{", ".join(faults.KINDS)}'
+      )
 
 
 def load_file(spec: str) -> dict[str, Any]:

@@ -15,7 +15,9 @@ Ctrl-C stops every process within 5 seconds. Exit codes: 0 done, 1 a role kept d
 2 bad input (one sentence on stderr says what), 130 Ctrl-C.
 
 A role can be started alone in the folder of a run (--role=local does that for you):
---role=learner|sampler|rollout --run_dir=<folder>, samplers with --index=<i>.
+--role=learner|sampler|rollout --run_dir=<folder>, samplers and rollouts with
+--index=<i>. With relay.enabled, weights reach the samplers through --role=controller,
+one for a cluster, and --role=relay --index=<i>, one for a host (swe17/sync/relay.py).
 """
 
 from collections.abc import Sequence
@@ -98,7 +100,9 @@ def _role(chosen: options.Options) -> int:
   )
   try:
     if chosen.role == 'rollout':
-      return importlib.import_module('swe17.rollout.manager').run(cfg)
+      return importlib.import_module('swe17.rollout.manager').run(cfg, chosen.index)
+    if chosen.role in ('controller', 'relay'):
+      return importlib.import_module('swe17.sync.relay').run(cfg, chosen.index)
     process.prepare_jax(cfg, chosen.role, chosen.index)
     if chosen.role == 'sampler':
       return importlib.import_module('swe17.sampler.server').run(cfg, chosen.index)

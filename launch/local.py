@@ -1,13 +1,15 @@
 """One machine: start every role as its own process, keep them alive, end them all.
 
-  supervisor ── learner, sampler-0 .. sampler-n, rollout     (spawned, own groups)
+  supervisor ── learner, sampler-0 .. sampler-n, rollout, rollout-1 .. rollout-m
+                and, if weights are relayed, controller, relay-1 .. relay-k
 
-A dead sampler or rollout is started again, a dead learner with `--resume`. Exit code
-2 means that the role refused its input: the run stops with the role's sentence. The
-run is over when the rollout ends with 0. The supervisor itself never imports JAX.
+Each is spawned and leads its own group. Whoever dies is started again, a learner with
+`--resume`. Exit code 2 means that the role refused its input: the run stops with the
+role's sentence. The run is over when the first rollout process, which evaluates at the
+end, ends with 0. The supervisor itself never imports JAX.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import os
 import pathlib
@@ -25,6 +27,8 @@ from swe17.metrics import screen as screens
 
 # (role, index, resume) -> argv of that role's process.
 Command = Callable[[str, int, bool], list[str]]
+# (role, index) -> what that role's process has in its environment beside ours.
+EnvOf = Callable[[str, int], Mapping[str, str]]
 
 DEATHS_A_MINUTE = 6  # of one sampler or rollout
 LEARNER_DEATHS = 3  # in the whole run
@@ -54,7 +58,8 @@ class Child:
 
   @property
   def name(self) -> str:
-    return f'sampler-{self.index}' if self.role == 'sampler' else self.role
+    alone = self.role != 'sampler' and self.index == 0
+    return self.role if alone else f'{self.role}-{self.index}'
 
 
 def role_command(run_dir: str) -> Command:
@@ -68,11 +73,19 @@ def role_command(run_dir: str) -> Command:
   return command
 
 
-def run(cfg: config.Config, *, resume: bool, command: Command | None = None) -> int:
+def run(
+  cfg: config.Config,
+  *,
+  resume: bool,
+  command: Command | None = None,
+  env_of: EnvOf = lambda role, index: {},
+) -> int:
   """Runs all roles of `cfg` in its (claimed and filled) run folder to the end.
 
-  Returns the exit code: 0 done, 1 a role kept dying, 2 a role refused its input, 130
-  Ctrl-C, 128 + n signal n. Whatever happens, no process is left.
+  `env_of` adds to the environment of each role, e.g. the way to the store from where it
+  is meant to stand. Returns the exit code: 0 done, 1 a role kept dying, 2 a role
+  refused its input, 130 Ctrl-C, 128 + n signal n. Whatever happens, no process is
+  left.
   """
   started = time.monotonic()
   signals: list[int] = []
@@ -82,7 +95,7 @@ def run(cfg: config.Config, *, resume: bool, command: Command | None = None) -> 
   screen = screens.Screen(cfg.run_dir, cfg.steps)
   events = records.EventLog(str(pathlib.Path(cfg.run_dir) / 'events.jsonl'))
   feed = watch.Feed(cfg.run_dir, screen)
-  fleet = Fleet(cfg, command or role_command(cfg.run_dir), events)
+  fleet = Fleet(cfg, command or role_command(cfg.run_dir), events, env_of)
   try:
     try:
       fleet.start(resume)
@@ -134,14 +147,22 @@ def _conclude(cfg: config.Config, end: Stop, started: float, ended: float) -> in
 class Fleet:
   """The processes of a run."""
 
-  def __init__(self, cfg: config.Config, command: Command, events: records.EventLog):
+  def __init__(
+    self,
+    cfg: config.Config,
+    command: Command,
+    events: records.EventLog,
+    env_of: EnvOf = lambda role, index: {},
+  ):
     logs = pathlib.Path(cfg.run_dir) / 'logs'
     logs.mkdir(parents=True, exist_ok=True)
-    self._command, self._events = command, events
+    self._command, self._events, self._env_of = command, events, env_of
     self._before = process.children()  # somebody else's, left alone
     roles = [('learner', 0)]
+    relays = range(cfg.relay_nodes)  # the first of them is the controller
+    roles += [('relay' if i else 'controller', i) for i in relays]
     roles += [('sampler', i) for i in range(cfg.sampler.processes)]
-    roles += [('rollout', 0)]
+    roles += [('rollout', i) for i in range(cfg.rollout.processes)]
     self.children = [Child(role, index, logs) for role, index in roles]
     for child in self.children:
       child.log = logs / f'{child.name}.log'
@@ -190,7 +211,11 @@ class Fleet:
         stdout=log,
         stderr=subprocess.STDOUT,
         cwd=process.ROOT,
-        env={**os.environ, 'PYTHONUNBUFFERED': '1'},
+        env={
+          **os.environ,
+          'PYTHONUNBUFFERED': '1',
+          **self._env_of(child.role, child.index),
+        },
         start_new_session=True,
       )
 
@@ -199,10 +224,10 @@ class Fleet:
     assert child.process is not None
     pid, child.process = child.process.pid, None
     _kill_group(pid)
-    if code == 0 and child.role == 'rollout':
+    if code == 0 and child.role == 'rollout' and child.index == 0:
       raise Stop(0)
-    if code == 0 and child.role == 'learner':
-      child.done = True  # all steps done; the rollout still evaluates
+    if code == 0 and child.role in ('learner', 'rollout'):
+      child.done = True  # all steps done; the first rollout still evaluates
       return
     if code == REFUSED:
       last = folder.last_line(child.log, 'error: ').removeprefix('error: ')

@@ -50,18 +50,22 @@ def phase(run_folder: pathlib.Path) -> dict[str, Any] | None:
   {'phase', 'detail', 'fraction', 'time'}, or None while nobody has said anything.
   """
   found = {}
-  for role in ('learner', 'rollout'):
+  more = sorted(path.stem for path in (run_folder / 'status').glob('rollout-*.json'))
+  for role in ('learner', 'rollout', *more):
     path = run_folder / 'status' / f'{role}.json'
     status = lines.parse(path.read_bytes()) if path.exists() else None
     if status is not None:
       found[role] = status
-  if len(found) < 2:
+  if 'learner' not in found or 'rollout' not in found:
     return next(iter(found.values()), None)
   if found['learner']['phase'] == 'done':
     return found['rollout']
-  beside = ' '.join(found['rollout'][key] for key in ('phase', 'detail')).strip()
-  detail = '; rollout: '.join(s for s in (found['learner']['detail'], beside) if s)
-  return {**found['learner'], 'detail': detail}
+  said = [found['learner']['detail']]
+  for role in ('rollout', *more):
+    if role in found:
+      beside = f'{found[role]["phase"]} {found[role]["detail"]}'.strip()
+      said.append(beside and f'{role}: {beside}')
+  return {**found['learner'], 'detail': '; '.join(s for s in said if s)}
 
 
 def write_report(run_dir: str) -> None:

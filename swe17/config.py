@@ -5,12 +5,15 @@ defaults are ours: what SWE-1.7 used is mostly undisclosed.
 """
 
 import dataclasses
+import re
 
 from swe17 import config_loss, fields, types
 
 Length, Loss = config_loss.Length, config_loss.Loss  # the rest of the settings
 _f, _want = fields.setting, fields.want
 _at_least, _above, _one_of = fields.at_least, fields.above, fields.one_of
+# What store/kv.py opens and several processes can share.
+_STORE = re.compile(r'file:///.*|(gs|s3)://[a-z0-9][a-z0-9._-]+[a-z0-9](/\S*)?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +125,8 @@ class Sampler:
   repetition_penalty: float = _f(1.0, 'only 1 (off): a penalty is not replayable')
   threads: int = _f(1, 'CPU threads of one sampler')
   poll_seconds: float = _f(0.2, 'how often the next weight manifest is looked for [s]')
+  host: str = _f('127.0.0.1', 'address that samplers listen at; 0.0.0.0: everywhere')
+  address: str = _f('', 'host name by which routers reach them; empty: the own one')
 
   def __post_init__(self):
     _at_least(self, 'sampler.', 1, 'processes', 'slots', 'decode_steps')
@@ -138,6 +143,7 @@ class Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
+  processes: int = _f(1, 'rollout processes')
   group_size: int = _f(8, 'episodes a group')
   max_staleness: int = _f(3, 'age bound of a group [optimiser steps]')
   ahead: int = _f(2, 'batches issued beyond what the learner has consumed')
@@ -148,7 +154,7 @@ class Rollout:
   def __post_init__(self):
     _at_least(self, 'rollout.', 2, 'group_size')
     _at_least(self, 'rollout.', 0, 'max_staleness', 'retries', 'keep_episodes')
-    _at_least(self, 'rollout.', 1, 'eval_samples')
+    _at_least(self, 'rollout.', 1, 'processes', 'eval_samples')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,16 +195,59 @@ class Optim:
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-  codec: str = _f('xor', 'delta codec')
+  codec: str = _f('ulp', 'delta codec: ulp | ulp_ctx (smaller, slower) | xor')
   publish_every: int = _f(1, 'optimiser steps a version')
   full_every: int = _f(20, 'versions between full snapshots')
   block_bytes: int = _f(4 << 20, 'raw bytes of a block')
-  keep_fulls: int = _f(2, 'full snapshots (with their deltas) kept')
+  object_bytes: int = _f(256 << 20, 'stored bytes at which a data object is closed')
+  threads: int = _f(1, 'threads that encode or decode blocks')
+  keep_fulls: int = _f(2, 'full snapshots (with their deltas) kept at least')
+  keep_most: int = _f(200, 'versions kept for followers that are behind, at most')
+  ack_seconds: float = _f(600.0, 'a follower not heard of for so long is gone [s]')
+  restore_seconds: float = _f(120.0, 'longest a learner reads its base again [s]')
+  verify_device: str = _f('digest', 'digest (pulls every byte back) | checksum')
 
   def __post_init__(self):
-    _one_of(self, 'sync.', 'codec', 'xor')
+    _one_of(self, 'sync.', 'codec', 'ulp', 'ulp_ctx', 'xor')
     _at_least(self, 'sync.', 1, 'publish_every', 'full_every', 'block_bytes')
+    _at_least(self, 'sync.', 1, 'object_bytes', 'threads')
     _at_least(self, 'sync.', 2, 'keep_fulls')
+    _at_least(self, 'sync.', 1, 'keep_most')
+    _at_least(self, 'sync.', 0, 'restore_seconds')
+    _above(self, 'sync.', 0, 'ack_seconds')
+    _one_of(self, 'sync.', 'verify_device', 'digest', 'checksum')
+
+
+@dataclasses.dataclass(frozen=True)
+class Relay:
+  enabled: bool = _f(False, 'samplers get weights from relay nodes, not from the store')
+  cluster: str = _f('main', 'name of this cluster; one controller for each')
+  fanout: int = _f(4, 'children of a relay node, the k of the tree')
+  samplers_per_node: int = _f(1, 'samplers of one host, which share its relay node')
+  nodes: str = _f(
+    '', 'host:port of every node, comma-separated; empty: found by the store'
+  )
+  host: str = _f('127.0.0.1', 'address that a relay node listens at')
+  cache_bytes: int = _f(4 << 30, 'folder of one relay node at most [bytes]')
+  poll_seconds: float = _f(0.5, 'how often the controller looks for a manifest [s]')
+  wait_seconds: float = _f(5.0, 'how long a question for a new version is held [s]')
+  stall_seconds: float = _f(5.0, 'silence after which a node is routed round [s]')
+  bucket_last: bool = _f(True, 'who reaches no relay node reads the store itself')
+
+  def node_of(self, sampler: int) -> int:
+    """The relay node on the host of a sampler; node 0 is the controller."""
+    return 1 + sampler // self.samplers_per_node
+
+  def __post_init__(self):
+    _at_least(self, 'relay.', 1, 'fanout', 'samplers_per_node', 'cache_bytes')
+    _above(self, 'relay.', 0, 'poll_seconds', 'stall_seconds')
+    _want(0 < self.wait_seconds <= 60, 'relay.wait_seconds', self.wait_seconds, '<= 60')
+    plain = self.cluster.replace('-', '').replace('_', '').isalnum()
+    plain = plain and self.cluster.isascii() and self.cluster[0] not in '-'
+    _want(plain, 'relay.cluster', self.cluster, 'letters, digits, - and _')
+    for place in filter(None, self.nodes.split(',')):
+      host, _, port = place.strip().rpartition(':')
+      _want(bool(host) and port.isdigit(), 'relay.nodes', place, 'host:port')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +267,7 @@ class Config:
   store: str = _f('', 'object store URL; empty: inside the run folder')
   seed: int = _f(0, 'seeds everything')
   steps: int = _f(24, 'optimiser steps')
+  regions: int = _f(1, 'regions that samplers and rollouts are dealt out to, in turn')
   tasks: Tasks = Tasks()
   sandbox: Sandbox = Sandbox()
   agent: Agent = Agent()
@@ -229,13 +279,22 @@ class Config:
   loss: Loss = Loss()
   optim: Optim = Optim()
   sync: Sync = Sync()
+  relay: Relay = Relay()
   checkpoint: Checkpoint = Checkpoint()
+
+  @property
+  def relay_nodes(self) -> int:
+    """Relay nodes of this cluster, the controller included; 0 if there is no relay."""
+    hosts = -(-self.sampler.processes // self.relay.samplers_per_node)
+    return 1 + hosts if self.relay.enabled else 0
 
   def __post_init__(self):
     _at_least(self, '', 0, 'steps', 'seed')
+    _at_least(self, '', 1, 'regions')
     _want(self.seed < 1 << 32, 'seed', self.seed, 'below 2**32')
-    inside = not self.store or self.store.startswith('file:///')
-    _want(inside, 'store', self.store, 'file:///absolute/folder, or empty')
+    known = not self.store or _STORE.fullmatch(self.store)
+    kinds = 'file:///absolute/folder, gs://bucket/prefix, s3://bucket/prefix, or empty'
+    _want(bool(known), 'store', self.store, kinds)
     _refuse_contradictions(self)
 
 
@@ -247,6 +306,13 @@ def _refuse_contradictions(cfg: Config) -> None:
       f'loss.replay={cfg.loss.replay} with sampler.repetition_penalty='
       f'{s.repetition_penalty}: a penalised draw depends on earlier text and cannot '
       'be replayed, nor scored without replay; set the penalty to 1.0'
+    )
+  for name, count in (('sampler', s.processes), ('rollout', cfg.rollout.processes)):
+    _want(
+      count >= cfg.regions,
+      f'{name}.processes',
+      count,
+      f'at least one for each of regions={cfg.regions}',
     )
   if s.temperature <= 0:
     raise ValueError(

@@ -110,6 +110,11 @@ REFUSED = [
   ('pass', ['--config.loss.objective=grpo'], "got 'grpo'", 'reinforce_tis'),
   ('pass', ['--config.loss.length.cap=1.0'], 'loss.length.cap: got 1.0', '[0, 1)'),
   ('return {"loss": {"objective": "gspo", "level": "turn"}}', [], 'loss.level', 'gspo'),
+  ('pass', ['--config.loss.credit=token'], "loss.credit: got 'token'", 'turn'),
+  ('pass', ['--config.loss.gamma=1.1'], 'loss.gamma: got 1.1', 'in [0, 1]'),
+  ('pass', ['--config.loss.kl_weight=-1'], 'loss.kl_weight: got -1.0', '>= 0'),
+  ('pass', ['--config.tasks.kinds=operator,of_by_one'], "'of_by_one'", "'off_by_one'"),
+  ('return {"tasks": {"kinds": "operator,"}}', [], "kinds: got ''", 'dropped_line'),
   ('pass', ['--config.model.kv_heads=7'], 'model.kv_heads: got 7', 'model.heads='),
   ('pass', ['--config.model.ngram=0'], 'model.ngram: got 0', '>= 1'),
   ('pass', ['--config.model.rotary_dim=5'], 'model.rotary_dim: got 5', 'even'),
@@ -125,6 +130,14 @@ REFUSED = [
   ),
   ('pass', ['--config.tasks.table=no.json'], 'tasks.table', 'no.json'),
   # Forbidden pairs.
+  ('pass', ['--config.regions=3'], 'sampler.processes: got 2', 'regions=3'),
+  ('pass', ['--config.regions=2'], 'rollout.processes: got 1', 'regions=2'),
+  (
+    'return {"loss": {"credit": "turn", "length": {"kind": "linear"}}}',
+    [],
+    "loss.credit='turn'",
+    "loss.length.kind='linear'",
+  ),
   ('cfg.sampler.repetition_penalty = 1.1', [], 'loss.replay=True', 'penalty=1.1'),
   ('pass', ['--config.sampler.temperature=0'], 'sampler.temperature=0.0', '> 0'),
   ('pass', ['--config.sampler.top_k=0'], 'loss.replay=True', 'sampler.top_k=0'),
@@ -186,13 +199,17 @@ OTHER = {
   'model.rotary_dim': config.Model().rotary_dim - 2 or 4, 'tasks.kinds': 'off_by_one',
   'loss.objective': 'gspo', 'loss.baseline_tokens': 'signal', 'loss.level': 'turn',
   'loss.sequence_mask': 'geometric', 'loss.calls_scale': 'divide',
+  'loss.credit': 'turn', 'sync.codec': 'xor',
   'loss.geometric_high': 1.2, 'loss.length.kind': 'linear', 'loss.length.form': 'hard',
-  'loss.length.effort': 'low',
+  'loss.length.effort': 'low', 'sync.verify_device': 'checksum',
+  'sampler.host': '0.0.0.0', 'sampler.address': 'node-3',
+  'relay.cluster': 'west', 'relay.nodes': 'a:1,b:2', 'relay.host': '0.0.0.0',
   'agent.max_context': config.Agent().max_context - 1,
 }  # fmt: skip
-# Settings that have one allowed value so far: all others must be refused, by name.
+# Settings that alone have one allowed value: all others must be refused, by name.
 ONE_VALUE = {
-  'sync.codec': 'ulp', 'sampler.repetition_penalty': 1.1,
+  'regions': 2,
+  'sampler.repetition_penalty': 1.1, 'loss.kl_reference': 'newest',
 }  # fmt: skip
 
 
@@ -320,6 +337,8 @@ def test_roles_take_settings_from_the_run_folder_only(tmp_path, capsys):
   run_dir = a_run(tmp_path)
   argv = ['--role=sampler', f'--run_dir={run_dir}']
   assert options.parse([*argv, '--index=1']).index == 1
+  rollout = ['--role=rollout', argv[1], '--index=1']
+  assert 'rollout.processes=1' in refused(rollout, capsys)
   assert 'sampler.processes=2' in refused([*argv, '--index=2'], capsys)
   assert 'leave out' in refused([*argv, '--config.seed=1'], capsys)
 
@@ -340,7 +359,7 @@ def test_a_full_disk_is_refused_at_the_start(tmp_path, capsys):
 def test_a_disk_that_fills_up_under_a_role_is_exit_code_2(
   tmp_path, monkeypatch, capsys
 ):
-  def run(cfg: config.Config) -> int:
+  def run(cfg: config.Config, index: int) -> int:
     with open('/dev/full', 'w') as f:
       f.write(cfg.run_dir)
     return 0
@@ -361,7 +380,7 @@ def test_a_disk_that_fills_up_under_a_role_is_exit_code_2(
 def test_only_a_fault_that_may_pass_asks_for_a_restart(
   error, code, last, tmp_path, monkeypatch, capsys
 ):
-  def run(cfg: config.Config) -> int:
+  def run(cfg: config.Config, index: int) -> int:
     raise error
 
   manager = python_types.SimpleNamespace(run=run)
@@ -385,6 +404,7 @@ def test_help_teaches_the_commands(capsys):
   [
     (['--config.optim.learning_rat=1e-6'], 'the nearest is optim.lr'),
     (['--config.sampler.repetition_penalty=1.2'], 'loss.replay=True'),
+    (['--config.tasks.kinds=of_by_one'], "the nearest is 'off_by_one'"),
     (['--run_dir=/dev/null/run'], 'cannot write to run folder /dev/null/run'),
   ],
 )

@@ -31,7 +31,8 @@ from swe17 import settings
 
 run_dir, script = sys.argv[1:]
 parent = str(os.getpid())
-cfg = settings.resolve({'run_dir': run_dir, 'steps': 2})
+rollout = {'processes': int(os.environ.get('ROLLOUTS', 1))}
+cfg = settings.resolve({'run_dir': run_dir, 'steps': 2, 'rollout': rollout})
 local.LEARNER_DEATHS = 1
 lock = folder.claim(run_dir, resume=False)
 origin = settings.origins({}, {})
@@ -40,7 +41,10 @@ folder.fill(run_dir, settings.to_json(cfg, origin), ['stand-in'])
 def command(role, index, resume):
   return [sys.executable, script, role, str(index), str(resume), run_dir, parent]
 
-sys.exit(local.run(cfg, resume=False, command=command))
+def env_of(role, index):
+  return {'STANDS_IN': f'{role}-{index % 2}'} if role in ('sampler', 'rollout') else {}
+
+sys.exit(local.run(cfg, resume=False, command=command, env_of=env_of))
 """
 
 # Runs as: role.py <role> <index> <resume> <run_dir> <parent>; a scenario is appended.
@@ -49,7 +53,7 @@ import os, pathlib, signal, subprocess, sys, time
 from launch import process
 
 role, index, resume, run_dir, parent = sys.argv[1:]
-name = role + (f'-{index}' if role == 'sampler' else '')
+name = role + (f'-{index}' if role == 'sampler' or index != '0' else '')
 run_dir = pathlib.Path(run_dir)
 (run_dir / 'pids').mkdir(exist_ok=True)
 (run_dir / 'pids' / f'{name}.{os.getpid()}').touch()
@@ -197,6 +201,76 @@ def test_a_killed_sampler_is_started_again_and_named(tmp_path):
   assert event['text'].startswith(want)
   assert want in out
   assert alive(tmp_path / 'run') == []
+
+
+def test_of_several_rollouts_the_first_ends_the_run(tmp_path, monkeypatch):
+  monkeypatch.setenv('ROLLOUTS', '3')
+  popen = start(
+    tmp_path,
+    """
+    if name == 'rollout-1' and first:
+      os.kill(os.getpid(), signal.SIGKILL)
+    if name == 'rollout-1':
+      say('again')
+    if name == 'rollout-2':
+      say('ended')
+      sys.exit(0)  # the plan said so: nothing more for it to do
+    if name == 'rollout':
+      wait_for('again')
+      wait_for('ended')
+      time.sleep(1.0)
+      sys.exit(0)
+    """,
+  )
+  out, err = popen.communicate(timeout=DEADLINE)
+  assert popen.returncode == 0, err
+  (event,) = events(tmp_path / 'run')
+  assert event['role'] == 'rollout-1'
+  assert 'rollout-1 (pid ' in out and 'was killed by SIGKILL' in out
+  started = [name for name in pids(tmp_path / 'run').values()]
+  assert [started.count(f'rollout-{i}') for i in (1, 2)] == [2, 1]
+  assert started.count('rollout') == 1
+  assert alive(tmp_path / 'run') == []
+  logs = {path.stem for path in (tmp_path / 'run' / 'logs').glob('rollout*.log')}
+  assert logs == {'rollout', 'rollout-1', 'rollout-2'}
+
+
+def test_every_role_may_have_an_environment_of_its_own(tmp_path, monkeypatch):
+  monkeypatch.setenv('ROLLOUTS', '2')
+  popen = start(
+    tmp_path,
+    """
+    say(f'{name} in {os.environ.get("STANDS_IN")}')
+    if name == 'rollout':
+      wait_for('learner in None')
+      wait_for('sampler-1 in sampler-1')
+      wait_for('rollout in rollout-0')
+      wait_for('rollout-1 in rollout-1')
+      sys.exit(0)
+    """,
+  )
+  _, err = popen.communicate(timeout=DEADLINE)
+  assert popen.returncode == 0, err
+
+
+def test_what_all_rollouts_do_is_on_the_screen(tmp_path):
+  folder = tmp_path / 'status'
+  folder.mkdir()
+
+  def says(role: str, phase: str, detail: str) -> None:
+    text = {'phase': phase, 'detail': detail, 'fraction': None, 'time': 0}
+    (folder / f'{role}.json').write_text(json.dumps(text))
+
+  says('learner', 'training', 'step 3/24')
+  says('rollout', 'rollout', '4 groups of 8')
+  assert watch.phase(tmp_path)['detail'] == 'step 3/24; rollout: rollout 4 groups of 8'
+  says('rollout-1', 'rollout', '0 groups of 8, 6 to store')
+  assert watch.phase(tmp_path)['detail'].endswith(
+    '; rollout-1: rollout 0 groups of 8, 6 to store'
+  )
+  says('learner', 'done', '24 steps')
+  says('rollout', 'evaluating', '3/40')
+  assert watch.phase(tmp_path)['detail'] == '3/40'
 
 
 def test_a_dead_learner_is_resumed_and_only_it_gets_the_flag(tmp_path):

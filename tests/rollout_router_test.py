@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 from aiohttp import test_utils, web
 import numpy as np
@@ -16,8 +17,9 @@ from swe17.store import faults, kv
 class Sampler:
   """Draws ids from the context and the key alone, as a sampler of one version does."""
 
-  def __init__(self, store: kv.Store, index: int, slots: int = 8):
+  def __init__(self, store: kv.Store, index: int, slots: int = 8, region: int = 0):
     self._store, self._index, self._slots = store, index, slots
+    self._region = region
     self.asked: list[types.GenerateRequest] = []
     self.status, self.body, self.well = 200, None, True
     self.hold: asyncio.Event | None = None
@@ -29,6 +31,7 @@ class Sampler:
   async def start(self) -> 'Sampler':
     await self._server.start_server()
     where = {'url': self.url, 'pid': 1, 'slots': self._slots}
+    where |= {'region': self._region} if self._region else {}
     self._store.write(f'samplers/{self._index}.json', json.dumps(where).encode())
     return self
 
@@ -79,8 +82,8 @@ async def rig(tmp_path):
   store = kv.open(f'file://{tmp_path}')
   async with contextlib.AsyncExitStack() as stack:
 
-    async def sampler(index: int, slots: int = 8) -> Sampler:
-      made = await Sampler(store, index, slots).start()
+    async def sampler(index: int, slots: int = 8, region: int = 0) -> Sampler:
+      made = await Sampler(store, index, slots, region).start()
       stack.push_async_callback(made.die)
       return made
 
@@ -265,3 +268,65 @@ async def test_a_store_that_does_not_answer_leaves_what_was_known(rig):
   broken.append(True)
   assert await route.discover() == 1
   assert (await route(ask('a'))).token_T.size == 3
+
+
+async def test_a_region_asks_its_own_samplers_only(rig):
+  store, sampler, opened = rig
+  here, there = await sampler(0), await sampler(1, region=1)
+  log = faults.FaultStore(store)
+  route = await opened(store=log, region=1)
+  for _ in range(3):
+    assert await route.discover() == 1
+  await asyncio.gather(*(route(ask(str(s))) for s in range(5)))
+  assert (len(here.asked), len(there.asked)) == (0, 5)
+  # Those of other regions are not read again and again over a long line.
+  reads = [op.key for op, _ in log.log if op.kind == 'read']
+  assert reads.count('samplers/0.json') == 1
+  assert reads.count('samplers/1.json') == 3
+
+
+async def test_a_region_without_samplers_of_its_own_borrows_none(rig):
+  _, sampler, opened = rig
+  await sampler(0)
+  route = await opened(region=1, patience=0.0)
+  assert await route.discover() == 0
+  with pytest.raises(ConnectionError, match='no sampler answered'):
+    await route(ask('a'))
+
+
+async def test_while_the_store_hangs_requests_go_on(rig, monkeypatch):
+  store, sampler, opened = rig
+  monkeypatch.setattr(router, '_LOOK', 0.05)
+  first, second = await sampler(0), await sampler(1)
+  hang, held, looks = [], threading.Event(), []
+
+  def rule(operation: faults.Operation) -> faults.Fault | None:
+    looks.append(operation.kind)
+    return faults.Fault('delay', seconds=60.0) if hang else None
+
+  route = await opened(store=faults.FaultStore(store, rule, lambda _: held.wait(60)))
+  assert await route.discover() == 2
+  hang.append(True)
+  before = len(looks)
+  try:
+    for _ in range(5):
+      assert await route.discover() == 2
+    assert len(looks) == before + 1  # one look hangs, no thread more
+    await second.die()
+    results = await asyncio.gather(*(route(ask(str(s))) for s in range(4)))
+    assert [r.token_T.size for r in results] == [3] * 4
+    assert len(first.asked) == 4
+  finally:
+    hang.clear()
+    held.set()
+
+
+@pytest.mark.parametrize(
+  'data', [b'{"url": "http', b'[]', b'{}', b'{"url": 7, "slots": 2}', b'\xff', b'']
+)
+async def test_a_damaged_registration_is_passed_over(rig, data):
+  store, sampler, opened = rig
+  await sampler(0)
+  store.write('samplers/1.json', data)
+  route = await opened(region=0)
+  assert await route.discover() == 1

@@ -1,4 +1,4 @@
-"""The rollout process: asyncio, no JAX. Draws tasks, runs groups, writes what finished.
+"""A rollout process: asyncio, no JAX. Draws tasks, runs groups, writes what finished.
 
   verify tasks -> scripted episodes -> evaluate version 0 -> groups, as the plan
   allows -> evaluate the last version
@@ -8,63 +8,44 @@ what to issue follows from what is finished (in the store) and consumed (in the 
 nothing else has to survive a crash. Admission keeps the number of groups issued beyond
 the learner's within `rollout.ahead` batches, so staleness is bounded by not starting
 work rather than by throwing it away.
+
+Of several processes each has its own start indices, and stands in one region, whose
+samplers are the only ones that it asks. Only process 0 writes scripted episodes and
+evaluates; the others begin with the groups, once it says so in the store. A store that
+does not answer for minutes stops nothing: episodes go on under the plan that is known,
+and what they finish waits (`outbox`).
 """
 
 import asyncio
+from concurrent import futures
 import contextlib
 import dataclasses
 import json
-import logging
-import os
 import pathlib
-import random
 import signal
 import time
-import uuid
 
 from swe17 import config, types
 from swe17.agent import episode as episodes_
-from swe17.agent import scripted
-from swe17.env import library
-from swe17.metrics import lines, records, status
-from swe17.rollout import episodes, evaluation, router
-from swe17.store import groups as group_store
-from swe17.store import kv
-from swe17.sync import follower, manifest
+from swe17.metrics import lines, status
+from swe17.rollout import admission, episodes, evaluation, outbox, process, warm
+from swe17.sync import follower
 
-_log = logging.getLogger(__name__)
-_POLL = 0.1  # seconds between looks at the plan
-_LIST_AFTER = 20  # looks at the next manifest before all are listed
 _DISCOVER = 1.0  # seconds between looks at who serves
+_THREADS = 24  # for calls to the store, each of which may hang while a line is cut
+_BEGUN = 'rollouts/begun.json'  # process 0 has evaluated version 0
 _SPOILED = 2  # groups that infrastructure spoiled before their task is set aside
 
 
-@dataclasses.dataclass
-class Rollout:
-  """Everything alive in this process."""
-
-  cfg: config.Config
-  store: kv.Store
-  world: episodes.World
-  router: router.Router
-  says: status.Status
-  events: records.EventLog
-  attempt: str
-  plan: manifest.Manifest | None = None
-  issued: set[int] = dataclasses.field(default_factory=set)
-  spoiled: dict[str, int] = dataclasses.field(default_factory=dict)
-  misses: int = 0  # looks at the plan since it last moved
-  lag: float = 0.0  # seconds, longest stall since a group last took it
+def run(cfg: config.Config, index: int) -> int:
+  """Runs rollout process `index` to its end. Exit code 0: the run is finished."""
+  return asyncio.run(_main(cfg, index))
 
 
-def run(cfg: config.Config) -> int:
-  """Runs the rollout role to its end. Exit code 0: the run is finished."""
-  return asyncio.run(_main(cfg))
-
-
-async def _main(cfg: config.Config) -> int:
+async def _main(cfg: config.Config, index: int) -> int:
   loop = asyncio.get_running_loop()
-  main = asyncio.ensure_future(_run(cfg))
+  loop.set_default_executor(futures.ThreadPoolExecutor(_THREADS))
+  main = asyncio.ensure_future(_run(cfg, index))
   loop.add_signal_handler(signal.SIGTERM, main.cancel)
   try:
     await main
@@ -73,37 +54,46 @@ async def _main(cfg: config.Config) -> int:
   return 0
 
 
-async def _run(cfg: config.Config) -> None:
-  says = status.Status(cfg.run_dir, 'rollout')
+async def _run(cfg: config.Config, index: int) -> None:
+  name = 'rollout' if index == 0 else f'rollout-{index}'
+  says = status.Status(cfg.run_dir, name)
   world = await episodes.open_world(cfg, lambda text: says.set('verifying tasks', text))
-  store = kv.open(cfg.store)
   async with contextlib.AsyncExitStack() as stack:
     stack.push_async_callback(world.close)
-    route = router.Router(store, seconds=cfg.agent.episode_seconds)
-    await route.open()
-    stack.push_async_callback(route.close)
-    events = records.EventLog(os.path.join(cfg.run_dir, 'events.jsonl'))
-    state = Rollout(cfg, store, world, route, says, events, uuid.uuid4().hex[:8])
+    state = await process.open_rollout(cfg, index, world, says, stack)
     watch = asyncio.ensure_future(_watch_lag(state))
     stack.callback(watch.cancel)
     find = asyncio.ensure_future(_watch_samplers(state))
     stack.callback(find.cancel)
-    events.write(
-      'tasks',
-      train=len(world.train),
-      heldout=len(world.heldout),
-      set_aside=world.set_aside,
-    )
-    if follower.read_plan(store) is None:
-      await _scripted(state)
-    await _first_plan(state)
-    await _evaluate(state, 'before')
-    await _groups(state)
-    await _evaluate(state, 'after')
+    if index > 0:
+      await process.first_plan(state)
+      await _until_begun(state)
+      await _groups(state)
+    else:
+      await _whole(state)
     says.set('done', '', 1.0)
 
 
-async def _watch_lag(state: Rollout) -> None:
+async def _whole(state: process.Rollout) -> None:
+  """Process 0: the run from scripted episodes to the last evaluation."""
+  cfg, world, store = state.cfg, state.world, state.store
+  state.events.write(
+    'tasks',
+    train=len(world.train),
+    heldout=len(world.heldout),
+    set_aside=world.set_aside,
+  )
+  if await outbox.insist(lambda: follower.read_plan(store)) is None:
+    await warm.write(cfg, world, state.says)
+  await process.first_plan(state)
+  await _evaluate(state, 'before')
+  if cfg.rollout.processes > 1:
+    await outbox.insist(lambda: store.write(_BEGUN, b'{}'))
+  await _groups(state)
+  await _evaluate(state, 'after')
+
+
+async def _watch_lag(state: process.Rollout) -> None:
   """How late the loop wakes: what blocks it delays every episode."""
   loop = asyncio.get_running_loop()
   while True:
@@ -112,154 +102,75 @@ async def _watch_lag(state: Rollout) -> None:
     state.lag = max(state.lag, loop.time() - due)
 
 
-async def _watch_samplers(state: Rollout) -> None:
+async def _watch_samplers(state: process.Rollout) -> None:
   """Finds samplers that were started again while others served."""
   while True:
     await asyncio.sleep(_DISCOVER)
     await state.router.discover()
 
 
-# --- scripted episodes ----------------------------------------------------------
-
-
-async def _scripted(state: Rollout) -> None:
-  """Writes scripted episodes for the warm start, as groups under imitation/."""
-  cfg, world = state.cfg, state.world
-  store = kv.open(cfg.store.rstrip('/') + '/imitation')
-  have = {int(key.rsplit('/', 1)[1]) for key in store.list('groups/')}
-  size, total = cfg.rollout.group_size, cfg.imitation.episodes
-  want = [start for start in range(-(-total // size)) if start not in have]
-  practice: list[types.Task] = []
-  if want and cfg.imitation.practice:
-    practice = await asyncio.to_thread(library.practice, world.heldout)
-
-  async def one(index: int) -> types.Episode:
-    rng = random.Random(f'{cfg.seed}/scripted/{index}')
-    practises = rng.random() < cfg.imitation.practice
-    task = _task(practice if practises else world.train, cfg.seed, index)
-    style = scripted.PRACTICE if practises else scripted.CLUMSY
-    agent = scripted.Scripted(world.tok, rng, style)
-    episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
-    if not practises:
-      return episode
-    # However it ended, nothing says whether it was good.
-    none = types.Outcome(None, 'a function to practise on')
-    return dataclasses.replace(episode, status='invalid', outcome=none)
-
-  for i, start in enumerate(want):
-    # Not a group of one task: a record that holds several episodes.
-    members = await asyncio.gather(*(one(start * size + m) for m in range(size)))
-    group = types.Group(f'scripted-{start}', start, 'scripted', '', tuple(members))
-    await asyncio.to_thread(group_store.append, store, group)
-    state.says.set(
-      'scripted episodes', f'{(i + 1) * size}/{len(want) * size}', (i + 1) / len(want)
-    )
-
-
 # --- groups ---------------------------------------------------------------------
 
 
-def _task(tasks: list[types.Task], seed: int, start: int) -> types.Task:
-  """The task of a start index: seeded epochs, each a permutation of all tasks."""
-  epoch, at = divmod(start, len(tasks))
-  order = list(range(len(tasks)))
-  random.Random(f'{seed}/{epoch}').shuffle(order)
-  return tasks[order[at]]
+async def _until_begun(state: process.Rollout) -> None:
+  """Waits for process 0: until version 0 is evaluated nothing may train on it."""
+  while await outbox.insist(lambda: state.store.read(_BEGUN)) is None:
+    state.says.set('waiting', 'for the evaluation of version 0')
+    await asyncio.sleep(_DISCOVER)
 
 
-async def _first_plan(state: Rollout) -> None:
-  """Waits for a weight version and a sampler that serves it."""
-  while state.plan is None:
-    state.plan = await asyncio.to_thread(follower.read_plan, state.store)
-    if state.plan is None:
-      state.says.set('waiting', 'for weight version 0')
-      await asyncio.sleep(_POLL)
-  while await state.router.discover() < state.cfg.sampler.processes:
-    state.says.set('waiting', 'for samplers')
-    await asyncio.sleep(_POLL)
-
-
-async def _next_plan(state: Rollout) -> None:
-  """Takes in manifests that are newer than the plan held.
-
-  Looks for the next key; after some misses at the newest of all, since the next one may
-  have been damaged or collected meanwhile.
-  """
-  assert state.plan is not None
-  state.misses += 1
-  wanted = None if state.misses % _LIST_AFTER == 0 else state.plan.version + 1
-  try:
-    newer = await asyncio.to_thread(follower.read_plan, state.store, wanted)
-  except (ValueError, kv.StoreError) as e:
-    _log.warning('the plan stays at version %d: %s', state.plan.version, e)
-    return
-  if newer is not None and newer.version > state.plan.version:
-    state.plan, state.misses = newer, 0
-
-
-def _due(state: Rollout) -> int | None:
-  """The next start index to issue, or None while the learner is far enough ahead."""
-  assert state.plan is not None
-  below = state.plan.plan['consumed_below']
-  consumed = set(state.plan.plan['consumed_rest'])
-  done = len([s for s in state.issued if s < below or s in consumed])
-  outstanding = len(state.issued) - done
-  if outstanding >= state.cfg.rollout.ahead * state.cfg.batch.groups:
-    return None
-  start = below
-  while start in state.issued or start in consumed:
-    start += 1
-  return start
-
-
-def _done(state: Rollout) -> bool:
-  """Whether the learner has taken all steps that this start of the run asks for.
-
-  A run that is resumed for more steps begins with a plan that was the last one once.
-  """
-  assert state.plan is not None
-  return state.plan.plan['done'] and state.plan.plan['step'] >= state.cfg.steps
-
-
-async def _groups(state: Rollout) -> None:
+async def _groups(state: process.Rollout) -> None:
   """Keeps groups running until the plan says that training is done."""
-  cfg = state.cfg
+  cfg, index = state.cfg, state.index
   # What an earlier process of this run finished is in the store and waits there.
-  keys = await asyncio.to_thread(state.store.list, 'groups/')
-  state.issued |= {int(key.rsplit('/', 1)[1]) for key in keys}
-  at_once = max(1, cfg.sampler.processes * cfg.sampler.slots // cfg.rollout.group_size)
+  keys = await outbox.insist(lambda: state.store.list('groups/'))
+  starts = [int(key.rsplit('/', 1)[1]) for key in keys]
+  state.issued |= admission.own(starts, cfg, index) | state.outbox.pick_up()
+  beside = admission.of_region(cfg.rollout.processes, cfg, state.region)
+  at_once = max(1, state.slots // cfg.rollout.group_size // beside)
   running: set[asyncio.Task[None]] = set()
-  assert state.plan is not None
+  watch = asyncio.ensure_future(process.watch_plan(state))
   try:
-    while not _done(state):
-      await _next_plan(state)
-      while len(running) < at_once and (start := _due(state)) is not None:
+    while not admission.done(state.planned, cfg):
+      while len(running) < at_once:
+        start = admission.due(state.planned, state.issued, cfg, index)
+        if start is None:
+          break
         state.issued.add(start)
+        state.own.write('started', start=start)
         running.add(asyncio.ensure_future(_group(state, start)))
       done, running = await _finished(running)
-      for task in done:
-        task.result()  # a bug in a group must not pass unseen
-      state.says.set('rollout', f'{len(running)} groups of {cfg.rollout.group_size}')
+      # A bug in any of these must not pass unseen, nor a store that is out of reach.
+      for task in [*done, *([watch] if watch.done() else [])]:
+        task.result()
+      state.outbox.check()
+      wait = f', {state.outbox.waiting} to store' if state.outbox.waiting else ''
+      state.says.set(
+        'rollout', f'{len(running)} groups of {cfg.rollout.group_size}{wait}'
+      )
   finally:
-    for task in running:
+    for task in (watch, *running):
       task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(watch, *running, return_exceptions=True)
+  await state.outbox.flush()
 
 
 async def _finished(
   running: set[asyncio.Task[None]],
 ) -> tuple[set[asyncio.Task[None]], set[asyncio.Task[None]]]:
   if not running:
-    await asyncio.sleep(_POLL)
+    await asyncio.sleep(process.POLL)
     return set(), running
-  return await asyncio.wait(running, timeout=_POLL, return_when=asyncio.FIRST_COMPLETED)
+  return await asyncio.wait(
+    running, timeout=process.POLL, return_when=asyncio.FIRST_COMPLETED
+  )
 
 
-async def _group(state: Rollout, start: int) -> None:
+async def _group(state: process.Rollout, start: int) -> None:
   """Runs the group of a start index; again, a few times, if it is spoiled."""
   cfg = state.cfg
   sound = [t for t in state.world.train if state.spoiled.get(t.id, 0) < _SPOILED]
-  task = _task(sound or state.world.train, cfg.seed, start)
+  task = admission.task(sound or state.world.train, cfg.seed, start)
   attempt = 0
   group = await _attempt(state, task, start, attempt)
   while len([e for e in group.episodes if e.status != 'invalid']) < 2:
@@ -274,12 +185,13 @@ async def _group(state: Rollout, start: int) -> None:
     group = await _attempt(state, task, start, attempt)
   lag, state.lag = state.lag, 0.0
   group = dataclasses.replace(group, loop_lag=lag)
-  await asyncio.to_thread(group_store.append, state.store, group)
+  state.own.write('finished', start=start, id=group.id)
+  state.outbox.put(group)
   _keep_to_read(state, group)
 
 
 async def _attempt(
-  state: Rollout, task: types.Task, start: int, attempt: int
+  state: process.Rollout, task: types.Task, start: int, attempt: int
 ) -> types.Group:
   group_id = f'{start:08d}-{state.attempt}.{attempt}'
   members = await asyncio.gather(
@@ -289,7 +201,7 @@ async def _attempt(
 
 
 async def _member(
-  state: Rollout, task: types.Task, group_id: str, member: int
+  state: process.Rollout, task: types.Task, group_id: str, member: int
 ) -> types.Episode:
   episode = await state.world.episode(
     task, state.router, group_id, member, state.cfg.sampler.sampling
@@ -298,7 +210,7 @@ async def _member(
   return episode
 
 
-def _keep_to_read(state: Rollout, group: types.Group) -> None:
+def _keep_to_read(state: process.Rollout, group: types.Group) -> None:
   """Writes a few episodes of a step as text: of each batch's first groups, one each."""
   cfg = state.cfg
   if group.start % cfg.batch.groups >= cfg.rollout.keep_episodes:
@@ -312,7 +224,7 @@ def _keep_to_read(state: Rollout, group: types.Group) -> None:
 # --- evaluation -----------------------------------------------------------------
 
 
-async def _evaluate(state: Rollout, label: str) -> None:
+async def _evaluate(state: process.Rollout, label: str) -> None:
   """Evaluates the plan's version on the held-out tasks, unless a record is there.
 
   An `after` of an earlier version does not count: the run was resumed for more steps.
@@ -342,7 +254,7 @@ async def _evaluate(state: Rollout, label: str) -> None:
     one,
     label='heldout',
     samples=cfg.rollout.eval_samples,
-    at_once=cfg.sampler.processes * cfg.sampler.slots,
+    at_once=state.slots,
     progress=lambda i, n: state.says.set(
       'evaluating', f'{i}/{n} held-out episodes at version {version}', i / n
     ),

@@ -3,12 +3,14 @@
 A session stays with the sampler that holds its KV cache. When a request fails, the
 same tokens go to another sampler, which prefills them anew: a dead sampler costs a
 prefill, not a trajectory. Samplers are found in the store (samplers/<i>.json) and may
-come and go.
+come and go. A region is self-contained: its routers ask its own samplers only, whose
+addresses mean nothing elsewhere.
 """
 
 import asyncio
 import json
 import logging
+from typing import Any
 
 import aiohttp
 
@@ -17,19 +19,31 @@ from swe17.store import kv
 
 _log = logging.getLogger(__name__)
 _HEALTH = 2.0  # seconds for an answer to /health
+_LOOK = 2.0  # seconds for the store to say who is registered
 _PAUSE = 0.5  # seconds between looks while nobody can be asked
 
 
 class Router:
   """Usable as an episode's `generate`. Open it inside a running event loop."""
 
-  def __init__(self, store: kv.Store, *, seconds: float, patience: float = 60.0):
+  def __init__(
+    self,
+    store: kv.Store,
+    *,
+    seconds: float,
+    patience: float = 60.0,
+    region: int | None = None,
+  ):
     """Args:
     store: where samplers register.
     seconds: bounds one request to one sampler.
     patience: seconds a request waits while there is no sampler that it could ask.
+    region: asks only samplers that registered for it; None: all of them.
     """
     self._store, self._seconds, self._patience = store, seconds, patience
+    self._region = region
+    self._elsewhere: set[str] = set()  # keys of samplers in other regions
+    self._look: asyncio.Task[dict[str, int]] | None = None
     self._slots: dict[str, int] = {}  # url -> slots
     self._load: dict[str, int] = {}  # url -> open requests and idle sessions
     self._home: dict[str, str] = {}  # session -> url
@@ -43,6 +57,8 @@ class Router:
     self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
 
   async def close(self) -> None:
+    if self._look is not None:
+      self._look.cancel()
     if self._http is not None:
       await self._http.close()
 
@@ -50,12 +66,18 @@ class Router:
     """Reads who is registered, asks those that failed how they are; how many serve.
 
     Call it now and then: it finds samplers that were started again. While the store
-    does not answer, what was known stays.
+    does not answer, what was known stays, and nobody waits for it for long.
     """
-    try:
-      self._slots = await asyncio.to_thread(_registered, self._store)
-    except kv.StoreError as e:
-      _log.warning('who serves is not known anew: %s', e)
+    if self._look is None:
+      self._look = asyncio.ensure_future(asyncio.to_thread(self._registered))
+    await asyncio.wait({self._look}, timeout=_LOOK)
+    # Of several callers the first takes the answer.
+    if self._look is not None and self._look.done():
+      look, self._look = self._look, None
+      try:
+        self._slots = look.result()
+      except kv.StoreError as e:
+        _log.warning('who serves is not known anew: %s', e)
     self._failed &= set(self._slots)
     for url in sorted(self._failed):
       if await self._healthy(url):
@@ -123,6 +145,21 @@ class Router:
     except ValueError as e:
       raise ConnectionError(f'{url} answered with a damaged record: {e}') from e
 
+  def _registered(self) -> dict[str, int]:
+    """{url: slots} of every sampler in the store that stands in this region."""
+    found: dict[str, int] = {}
+    for key in self._store.list('samplers/'):
+      # A sampler keeps its region: those elsewhere are read once.
+      data = None if key in self._elsewhere else self._store.read(key)
+      entry = None if data is None else _entry(data)
+      if data is not None and entry is None:
+        _log.warning('%s is no registration: %r', key, data[:100])
+      elif entry is not None and self._region in (None, entry['region']):
+        found[entry['url']] = entry['slots']
+      elif entry is not None:
+        self._elsewhere.add(key)
+    return found
+
   async def _healthy(self, url: str) -> bool:
     assert self._http is not None, 'open() comes first'
     try:
@@ -133,12 +170,11 @@ class Router:
       return False
 
 
-def _registered(store: kv.Store) -> dict[str, int]:
-  """{url: slots} of every sampler in the store."""
-  found: dict[str, int] = {}
-  for key in store.list('samplers/'):
-    data = store.read(key)
-    if data is not None:
-      entry = json.loads(data)
-      found[entry['url']] = entry['slots']
-  return found
+def _entry(data: bytes) -> dict[str, Any] | None:
+  """A registration, or None if that is not what the bytes are."""
+  try:
+    entry = json.loads(data)
+    sound = isinstance(entry['url'], str) and entry['slots'] >= 1
+    return {'region': 0, **entry} if sound else None
+  except (ValueError, KeyError, TypeError):
+    return None

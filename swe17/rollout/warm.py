@@ -1,0 +1,51 @@
+"""Scripted episodes for the warm start, as groups under imitation/ in the store.
+
+A share of them practises edits on the library's own functions, apart from the held-out
+ones; the rest works on training tasks, clumsily, and is verified.
+"""
+
+import asyncio
+import dataclasses
+import random
+
+from swe17 import config, types
+from swe17.agent import scripted
+from swe17.env import library
+from swe17.metrics import status
+from swe17.rollout import admission, episodes, outbox
+from swe17.store import groups as group_store
+from swe17.store import kv
+
+
+async def write(cfg: config.Config, world: episodes.World, says: status.Status) -> None:
+  """Writes the scripted episodes that are not there yet."""
+  store = await outbox.insist(lambda: kv.open(cfg.store.rstrip('/') + '/imitation'))
+  keys = await outbox.insist(lambda: store.list('groups/'))
+  have = {int(key.rsplit('/', 1)[1]) for key in keys}
+  size, total = cfg.rollout.group_size, cfg.imitation.episodes
+  want = [start for start in range(-(-total // size)) if start not in have]
+  practice: list[types.Task] = []
+  if want and cfg.imitation.practice:
+    practice = await asyncio.to_thread(library.practice, world.heldout)
+
+  async def one(index: int) -> types.Episode:
+    rng = random.Random(f'{cfg.seed}/scripted/{index}')
+    practises = rng.random() < cfg.imitation.practice
+    task = admission.task(practice if practises else world.train, cfg.seed, index)
+    style = scripted.PRACTICE if practises else scripted.CLUMSY
+    agent = scripted.Scripted(world.tok, rng, style)
+    episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
+    if not practises:
+      return episode
+    # However it ended, nothing says whether it was good.
+    none = types.Outcome(None, 'a function to practise on')
+    return dataclasses.replace(episode, status='invalid', outcome=none)
+
+  for i, start in enumerate(want):
+    # Not a group of one task: a record that holds several episodes.
+    members = await asyncio.gather(*(one(start * size + m) for m in range(size)))
+    group = types.Group(f'scripted-{start}', start, 'scripted', '', tuple(members))
+    await outbox.insist(lambda group=group: group_store.append(store, group))
+    says.set(
+      'scripted episodes', f'{(i + 1) * size}/{len(want) * size}', (i + 1) / len(want)
+    )

@@ -32,7 +32,7 @@ from swe17.metrics import records, status
 from swe17.model import params as p
 from swe17.sampler import engine
 from swe17.store import kv
-from swe17.sync import apply, follower
+from swe17.sync import apply, follower, relay
 
 _log = logging.getLogger(__name__)
 _MAX_BODY = 8 << 20  # bytes of a request
@@ -44,10 +44,12 @@ class Weights:
   """Follows the store on a thread; hands verified versions to the engine."""
 
   def __init__(self, cfg: config.Config, events: records.EventLog, index: int = 0):
+    # Behind a relay the controller acknowledges for its whole cluster.
+    own = '' if cfg.relay.enabled else f'sampler-{index}-{uuid.uuid4().hex[:12]}'
     self._follower = follower.Follower(
-      kv.open(cfg.store),
+      relay.for_sampler(cfg, kv.open(cfg.store), index),
       threads=cfg.sync.threads,
-      ack=f'sampler-{index}-{uuid.uuid4().hex[:12]}',
+      ack=own,
       ack_seconds=cfg.sync.ack_seconds,
     )
     self._events, self._poll = events, cfg.sampler.poll_seconds

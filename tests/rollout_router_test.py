@@ -246,6 +246,30 @@ async def test_a_damaged_answer_is_infrastructure_and_asked_elsewhere(rig):
   assert len(good.asked) == 4
 
 
+async def test_samplers_that_all_give_text_only_end_the_process_by_name(rig):
+  """CASES 1.11: a server that gives no token ids must not freeze the training."""
+  _, sampler, opened = rig
+  a, b = await sampler(0), await sampler(1)
+  a.body = b.body = b'{"choices": [{"text": "hello"}]}'
+  route = await opened()
+  await route.discover()
+  with pytest.raises(router.Unusable, match='no sampler gives tokens') as e:
+    await route(ask('s'))
+  assert a.url in str(e.value) and b.url in str(e.value)
+  assert len(a.asked) + len(b.asked) <= 6
+
+
+async def test_one_sampler_with_damaged_answers_ends_nothing(rig):
+  _, sampler, opened = rig
+  a, b = await sampler(0), await sampler(1)
+  a.body = b'text'
+  route = await opened()
+  await route.discover()
+  for i in range(12):
+    assert (await route(ask(f's{i}'))).token_T.size == 3
+  assert a.asked and b.asked
+
+
 async def test_a_refused_request_is_a_value_error_with_the_reason(rig):
   _, sampler, opened = rig
   only = await sampler(0)

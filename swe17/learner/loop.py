@@ -137,6 +137,9 @@ def _one_step(
     run_.uncommitted += [group_store.key_of(g.start) for g, _ in taken.dropped]
     consumed, ages = consumed + taken.groups, ages + taken.staleness
     dropped += len(taken.dropped)
+    if taken.dropped:
+      starts = {str(group.start): reason for group, reason in taken.dropped}
+      run_.events.write('dropped', starts=starts)
     consumed.sort(key=lambda group: group.start)  # a late one may have started earlier
     assembled = batching.assemble(
       consumed, cfg.loss, step_of=run_.step_of, budgets=run_.budgets

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import pathlib
 from typing import Any
-import uuid
 
 from swe17 import config
 from swe17.metrics import records, status
@@ -89,9 +88,22 @@ async def open_rollout(
     says=says,
     events=records.EventLog(str(folder / 'events.jsonl')),
     own=own,
-    attempt=uuid.uuid4().hex[:8],
+    attempt=await _attempt(store, index),
     index=index,
   )
+
+
+async def _attempt(store: kv.Store, index: int) -> str:
+  """Names this start of the process: '<index>.<starts before it>'.
+
+  It enters the keys of every draw, so it is counted in the store rather than drawn:
+  equal runs draw alike (CASES 1.9), and no two processes ever have one name.
+  """
+  prefix = f'rollouts/starts/{index}/'
+  n = len(await outbox.insist(lambda: store.list(prefix)))
+  while not await outbox.insist(lambda n=n: store.create(f'{prefix}{n:06d}', b'-')):
+    n += 1
+  return f'{index}.{n}'
 
 
 async def first_plan(state: Rollout) -> None:

@@ -21,6 +21,11 @@ _log = logging.getLogger(__name__)
 _HEALTH = 2.0  # seconds for an answer to /health
 _LOOK = 2.0  # seconds for the store to say who is registered
 _PAUSE = 0.5  # seconds between looks while nobody can be asked
+_UNSOUND = 2  # damaged answers in a row of every sampler that end the process
+
+
+class Unusable(ValueError):
+  """What is registered as samplers gives no samples: asking again is no help."""
 
 
 class Router:
@@ -48,6 +53,7 @@ class Router:
     self._load: dict[str, int] = {}  # url -> open requests and idle sessions
     self._home: dict[str, str] = {}  # session -> url
     self._failed: set[str] = set()  # urls that failed and have not been well since
+    self._unsound: dict[str, int] = {}  # url -> damaged answers since a sound one
     self._http: aiohttp.ClientSession | None = None
     self.rerouted = 0
 
@@ -96,6 +102,7 @@ class Router:
     Raises:
       ValueError: the sampler refused the request, with its reason.
       ConnectionError: no sampler answered in time.
+      Unusable: nothing but damaged answers from all of them.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + self._patience
@@ -141,9 +148,17 @@ class Router:
       if response.status != 200:
         raise ConnectionError(f'HTTP {response.status}: {data[:200]!r}')
     try:
-      return wire.bytes_to_result(data)
+      result = wire.bytes_to_result(data)
     except ValueError as e:
+      self._unsound[url] = self._unsound.get(url, 0) + 1
+      if all(self._unsound.get(u, 0) >= _UNSOUND for u in {url, *self._slots}):
+        raise Unusable(
+          f'no sampler gives tokens with what each must carry: {sorted(self._unsound)} '
+          f'answered {_UNSOUND} times or more with something else, the last time: {e}'
+        ) from e
       raise ConnectionError(f'{url} answered with a damaged record: {e}') from e
+    self._unsound.pop(url, None)
+    return result
 
   def _registered(self) -> dict[str, int]:
     """{url: slots} of every sampler in the store that stands in this region."""

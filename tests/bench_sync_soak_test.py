@@ -14,6 +14,7 @@ import pytest
 
 from experiments.bench import sync_soak
 from experiments.bench import sync_soak_parts as parts
+from swe17.store import kv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -55,6 +56,7 @@ def lines(**changes) -> list[dict]:
       'process': f'{role}-1',
       'version': version,
       'sha': f'sha{version}',
+      'bytes': 10,
       'rss': 60.0,
       'torn': 0,
       'injected': {'flip': version},
@@ -70,7 +72,7 @@ def test_a_sound_soak_breaks_nothing(soak):
   found = sync_soak.report(soak, lines(), 1.0)
   assert found['broken'] == [] and found['wrong_bytes_served'] == 0
   assert found['faults'] == 3 + 2 * 19
-  assert found['served'] == 40
+  assert found['served'] == 40 and found['bytes_down'] == 400
 
 
 def test_other_bytes_growth_and_stragglers_are_named(soak):
@@ -102,6 +104,24 @@ def test_the_record_shares_no_code_with_what_is_tested():
   changed = sum(int((first[n] != second[n]).sum()) for n in first)
   total = sum(x.size for x in first.values())
   assert 0.005 < changed / total < 0.05  # as at a learning rate of 1e-6
+
+
+def test_a_trimmed_store_is_bounded_and_goes_on_failing():
+  client = parts.Client('memory://', 's', 2, writes=True)
+  for version in range(3 * parts._REMEMBERED):
+    for kind in ('write', 'read'):
+      try:
+        if kind == 'write':
+          client.store.write(f'weights/data/{version}', b'abc')
+        else:
+          client.store.read(f'weights/data/{version}')
+      except kv.StoreError:
+        continue
+    client.store.trim()
+  history = client.store._history.before
+  assert len(history) <= parts._REMEMBERED and client.store.log == []
+  assert f'weights/data/{3 * parts._REMEMBERED - 1}' in history
+  assert client.injected.total() == 3 * parts._REMEMBERED
 
 
 def test_memory_is_that_of_this_process():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swe17.store import faults, kv
-from swe17.sync import follower, publisher
+from swe17.sync import follower, manifest, publisher
 from tests import sync_world as world
 
 no_waiting, store = world.no_waiting, world.store
@@ -88,21 +88,22 @@ def test_storm_of_faults_on_both_sides(seed: int):
   record.settle(13)
 
 
-def _killed_run(point: int, after: bool, restore: bool) -> bool:
+def _killed_run(point: int, after: bool, restore: bool) -> str:
   """Kills a publisher at its `point`-th change of the store; another takes over.
 
-  A reader polls at every operation of both. False if there was no such point.
+  A reader polls at every operation of both, and others join at the kill and at the end.
+  Returns what was changed there; '' if there was no such point.
   """
   store = faults.FaultStore(kv.open('memory://'))
   record = world.Record(follower.Follower(store.beside()))
-  changes = 0
+  changes, at = 0, ''
 
   def rule(operation: faults.Operation) -> faults.Fault | None:
-    nonlocal changes
+    nonlocal changes, at
     record.poll()
     if operation.kind not in ('write', 'create', 'delete'):
       return None
-    changes += 1
+    changes, at = changes + 1, f'{operation.kind} {operation.key}'
     if changes != point + 1:
       return None
     if after:
@@ -118,10 +119,11 @@ def _killed_run(point: int, after: bool, restore: bool) -> bool:
 
   store.rule = rule
   try:
-    run(world.publisher(store, 'a', _KILL_CFG), range(6), 2.0)
-    return False
+    run(world.publisher(store, 'a', _KILL_CFG), range(7), 2.0)
+    return ''
   except world.Killed:
-    pass
+    killed = at
+  _join(store.beside(), record)
   first = _next_version(store)
   successor = world.publisher(store, 'b', _KILL_CFG)
   if restore and first > 0:
@@ -129,7 +131,15 @@ def _killed_run(point: int, after: bool, restore: bool) -> bool:
   run(successor, range(first, first + 4), 3.0)
   record.settle(first + 3)
   assert not set(record.follow.faults) - {'missing', 'gap'}
-  return True
+  _join(store.beside(), record)
+  return killed
+
+
+def _join(store: kv.Store, record: world.Record) -> None:
+  """A follower that holds nothing gets a version on record, if there is any."""
+  late = world.Record(follower.Follower(store))
+  late.digests = record.digests
+  assert late.poll() is not None or publisher.latest(store) is None
 
 
 @pytest.mark.parametrize('restore', [False, True])
@@ -138,7 +148,15 @@ def test_publisher_killed_at_each_change_leaves_only_whole_versions(
   after: bool, restore: bool
 ):
   """CASES 4.8: every boundary of every write, creation and deletion."""
-  points = 0
-  while _killed_run(points, after, restore):
-    points += 1
-  assert points > 15
+  points: list[str] = []
+  while point := _killed_run(len(points), after, restore):
+    points.append(point)
+  assert len(points) > 30
+  for kind in (
+    'write weights/data/',
+    'write weights/full/',
+    'create weights/manifest/',
+  ):
+    assert sum(point.startswith(kind) for point in points) > 1
+  for prefix in (manifest.MANIFESTS, manifest.FULLS, manifest.DATA):
+    assert any(point.startswith(f'delete {prefix}') for point in points)

@@ -33,13 +33,14 @@ def test_publisher_that_does_not_know_the_base_begins_with_a_full_snapshot(
       pub = world.publisher(store, 'b')
     record.add(version)
     done = world.publish(pub, version)
-    assert done.full == (version in (0, 2, 6))
+    assert done.full == (version in (0, 2))
+    assert (done.full_bytes is not None) == (version in (0, 2, 6))
     assert record.poll().version == version
   assert record.follow.faults.total() == 0
 
 
 def test_restarted_publisher_goes_on_from_what_was_published_last(store: kv.Store):
-  """Full snapshots stay `full_every` apart, whoever makes them."""
+  """Full snapshots stay `full_every` apart, whoever makes them, beside deltas."""
   record = world.Record(follower.Follower(store))
   pub = world.publisher(store)
   for version in range(12):
@@ -48,7 +49,8 @@ def test_restarted_publisher_goes_on_from_what_was_published_last(store: kv.Stor
       assert pub.restore(60) == version - 1
     record.add(version)
     done = world.publish(pub, version)
-    assert done.full == (version in (0, 4, 8))
+    assert done.full == (version == 0)
+    assert (done.full_bytes is not None) == (version in (0, 4, 8))
     assert record.poll().version == version
     late = world.Record(follower.Follower(store))
     late.digests = record.digests
@@ -113,7 +115,8 @@ def test_failed_publish_is_called_again_and_keeps_its_base():
           world.publish(pub, version)
       client.rule = faults.never
     done = world.publish(pub, version)
-    assert done.full == (version % 4 == 0)
+    assert done.full == (version == 0)
+    assert (done.full_bytes is not None) == (version % 4 == 0)
     assert record.poll().version == version
   assert record.follow.faults.total() == 0
 
@@ -193,7 +196,7 @@ def test_asked_for_or_reshaped_weights_are_published_in_full(store: kv.Store):
   assert world.publish(pub, 1, full=True).full
   grown = {**world.weights(1), 'extra': np.ones(3, world.BF16)}
   record.add(2, grown)
-  assert pub.publish(2, grown, step=2, plan={}).full
+  assert pub.publish(2, grown, step=2, plan={}).full  # on another base than it has
   assert not pub.publish(3, grown, step=3, plan={}).full
   record.add(3, grown)
   assert record.poll().version == 3

@@ -16,7 +16,7 @@ import pytest
 
 from swe17 import config
 from swe17.store import kv
-from swe17.sync import codec, follower
+from swe17.sync import codec, follower, upload
 from swe17.sync import publisher as publishing
 
 CFG = config.Sync(full_every=4, block_bytes=64, keep_fulls=2)
@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(publishing, '_BACKOFF', 0.0)
+  monkeypatch.setattr(upload, '_BACKOFF', 0.0)
 
 
 @pytest.fixture(params=['file', 'memory'])

@@ -34,7 +34,9 @@ def published(store: kv.Store) -> Iterator[Tensors]:
   held: Tensors | None = None
   for version in manifest.versions(store):
     made = manifest.read(store, version)
-    if made is None or (held is None and made.base is not None):
+    if made is not None and held is None:
+      made = manifest.read_full(store, made)
+    if made is None:
       continue
     found = [store.read(entry.key) for entry in made.objects]
     objects = [memoryview(data) for data in found if data is not None]

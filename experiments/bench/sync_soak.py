@@ -14,6 +14,10 @@ What each version's weights are is known before they are published, by a sha256 
 shares no code with what is tested. A follower hashes what it holds after each poll; any
 version with other bytes than on record counts as wrong. Memory of every process and the
 store's objects and bytes are taken at every version; after a warm-up they must be flat.
+All threads of a process share one heap, or else each restart of the publisher, whose
+threads are new ones, would cut it up further, and memory would say little of what is
+held. `fulls` counts versions with a full snapshot, beside a delta or alone,
+`bytes_down` what all followers read for the versions that they served.
 
 The last line is JSON; exit code 1 if anything in it is not as it must be:
 
@@ -134,8 +138,8 @@ class Soak:
     while True:
       try:
         done = self._publisher.publish(version, tensors, step=version, plan={})
-        self.fulls += done.full
-        self._client.trim()
+        self.fulls += done.full_bytes is not None
+        self._client.store.trim()
         return
       except kv.StoreError:
         self.ends['store'] += 1
@@ -250,6 +254,7 @@ def report(soak: Soak, lines: list[dict], seconds: float) -> dict:
     'wrong_bytes_served': wrong,
     'served': len(served),
     'fulls': soak.fulls,
+    'bytes_down': sum(row['bytes'] for row in served),
     'publisher_ends': dict(soak.ends),
     'follower_kills': soak.kills,
     'follower_faults': _summed([row['faults'] for row in ends.values()]),
@@ -269,6 +274,7 @@ def _summed(rows: list[dict[str, int]]) -> dict[str, int]:
 
 def main(argv: Sequence[str]) -> None:
   del argv
+  parts.share_one_heap()
   if _ROLE.value != 'all':
     parts.follow(_ROLE.value, pathlib.Path(_FOLDER.value), _SEED.value, _EVERY.value)
     return

@@ -5,6 +5,7 @@ See `sync_soak`, which starts all of it.
 
 import collections
 from collections.abc import Mapping
+import ctypes
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ CFG = config.Sync(
   ack_seconds=5.0,
   restore_seconds=30.0,
 )
+_REMEMBERED = 400  # keys
+_ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _KINDS = {
   'read': ('drop_before', 'truncate', 'flip', 'stale', 'splice', 'delay'),
@@ -95,6 +98,18 @@ class Lagging:
     return self._inner.list(prefix)[: -1 if stale else None]
 
 
+class Bounded(faults.FaultStore):
+  """A fault store that does not remember for ever."""
+
+  def trim(self) -> None:
+    """Forgets the log, and what keys held before that were written long ago."""
+    self.log.clear()
+    with self._history.lock:
+      before = self._history.before
+      while len(before) > _REMEMBERED:
+        del before[next(iter(before))]
+
+
 class Client:
   """One process's way to the store, on which every n-th operation fails.
 
@@ -107,11 +122,7 @@ class Client:
     self._behind = Lagging(kv.open(url))
     self._rng, self._writes, self._asked = random.Random(seed), writes, 0
     self._every = every
-    self.store = faults.FaultStore(self._behind, self._rule)
-
-  def trim(self) -> None:
-    """Forgets the log, which would grow for ever."""
-    self.store.log.clear()
+    self.store = Bounded(self._behind, self._rule)
 
   def _rule(self, operation: faults.Operation) -> faults.Fault | None:
     self._asked += 1
@@ -123,6 +134,17 @@ class Client:
       self._behind.stale = True
       return None
     return faults.Fault(kind, seconds=0.02 * self._rng.random())
+
+
+def share_one_heap() -> None:
+  """Makes threads to come allocate from the heap of the first; no effect but on glibc.
+
+  Each thread otherwise gets a heap of its own, up to eight a core, and pieces of memory
+  that are free in one of them are of no use to another.
+  """
+  limit = getattr(ctypes.CDLL(None), 'mallopt', None)
+  if limit is not None:
+    limit(_ARENA_MAX, 1)
 
 
 def memory() -> float:
@@ -160,8 +182,8 @@ def follow(role: str, folder: pathlib.Path, seed: int, every: int) -> None:
       if staged is not None:
         made.commit(staged)
         held = sha(made.tensors)
-        say(sha=held)
-        client.trim()
+        say(sha=held, bytes=staged.bytes)
+        client.store.trim()
       if role == 'napping' and rng.random() < 0.02:
         time.sleep(3 * rng.random())
       time.sleep(0.02)

@@ -12,9 +12,10 @@ begins from. An acknowledgement younger than `sync.ack_seconds` is live. What st
 a follower that is stuck cannot fill the disk; it heals from the newest full snapshot.
 Without any live acknowledgement the full snapshots alone decide.
 
+A full snapshot beside a delta is part of its version: it stays and goes with it.
 Manifests go before data and the oldest first, so that a reader who finds a manifest
 can fetch its data unless it is the collector's turn just then, and no version is ever
-left whose predecessors on the way from a full snapshot are gone. Data that no manifest
+left whose predecessors on the way from a full snapshot are gone. What no manifest
 speaks of was left by an attempt that died; it goes once its version is known to be
 another's: the data of a publish in flight has no such version yet.
 """
@@ -32,6 +33,11 @@ from swe17.sync import manifest
 
 ACKS = 'weights/ack/'
 _log = logging.getLogger(__name__)
+# What is deleted after the manifests of versions, in this order.
+_PARTS = (
+  (manifest.FULLS, manifest.full_version),
+  (manifest.DATA, manifest.data_version),
+)
 _FORGET = 10  # ack_seconds after which an acknowledgement is deleted
 _T = TypeVar('_T')
 
@@ -51,8 +57,8 @@ def once(call: Callable[[], _T], /) -> _T:
 class Entry:
   """What a collector must know of a published version."""
 
-  full: bool
-  keys: frozenset[str]  # of its data
+  full: bool  # followers can begin here
+  keys: frozenset[str]  # of its data, and of the full snapshot beside it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +68,16 @@ class Collected:
   cutoff: int  # versions below this one are gone
   found: list[int]  # the versions that were in the store, ascending
   versions: int  # manifests deleted
-  objects: int  # data objects deleted
+  objects: int  # data objects and manifests of full snapshots deleted
   orphans: int  # of them, of attempts that died
 
 
-def entry(made: manifest.Manifest) -> Entry:
-  """A manifest as its collector sees it."""
-  return Entry(made.base is None, frozenset(o.key for o in made.objects))
+def entry(made: manifest.Manifest, beside: manifest.Manifest | None) -> Entry:
+  """A version as its collector sees it. beside: the full snapshot that it names."""
+  keys = {o.key for m in (made, beside) if m is not None for o in m.objects}
+  if made.full is not None:
+    keys.add(made.full.key)
+  return Entry(made.starts, frozenset(keys))
 
 
 def ack_key(follower: str) -> str:
@@ -158,33 +167,40 @@ def collect(
   for version in [v for v in known if v < first]:
     del known[version]
   objects, orphans = 0, 0
-  for key in retry(lambda: store.list(manifest.DATA)):
-    version = manifest.data_version(key)
-    if version is None:
-      continue
-    if version >= first:
-      # Looked up after the listing: by now its version may have been published.
-      _learn(store, version, known, retry)
-      if version not in known or key in known[version].keys:
+  for prefix, version_of in _PARTS:
+    for key in retry(lambda prefix=prefix: store.list(prefix)):
+      version = version_of(key)
+      if version is None:
         continue
-      orphans += 1
-    retry(lambda key=key: store.delete(key))
-    objects += 1
+      if version >= first:
+        # Looked up after the listing: by now its version may have been published.
+        _learn(store, version, known, retry)
+        if version not in known or key in known[version].keys:
+          continue
+        orphans += 1
+      retry(lambda key=key: store.delete(key))
+      objects += 1
   return Collected(first, versions, len(gone), objects, orphans)
 
 
 def _learn(
   store: kv.Store, version: int, known: dict[int, Entry], retry: Retry
 ) -> None:
-  """Adds a version to `known`, unless it is there, not published yet, or damaged."""
+  """Adds a version to `known`, unless it is there, not published yet, or damaged.
+
+  Damaged is also a version whose full snapshot is not to be read: its data is not
+  known then, and so not deleted as somebody else's.
+  """
   for _ in range(2):
     if version in known:
       return
     try:
       made = retry(lambda: manifest.read(store, version))
+      if made is None:
+        return
+      beside = retry(lambda made=made: manifest.read_full(store, made))
     except ValueError as e:
       _log.warning('manifest %d is damaged: %s', version, e)
       continue
-    if made is None:
-      return
-    known[version] = entry(made)
+    if made.full is None or beside is not None:
+      known[version] = entry(made, beside)

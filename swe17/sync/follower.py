@@ -8,7 +8,8 @@ switches. Between the two the sampler brings its device up to date.
   looking    the next manifest's key; a listing at the start, and after some misses,
              since the next version may have been collected
   chains     several versions behind: all deltas in one staging, or from the last full
-             snapshot among them
+             snapshot among them, whichever is fewer bytes (chains.py). Who keeps up
+             reads the deltas only, also where a full snapshot stands beside one
   damage     a gap, a wrong base, a bad hash, a missing object: the old version stays,
              the reason is logged and counted in `faults`, and the newest full snapshot,
              with what follows it, is tried instead
@@ -23,7 +24,6 @@ on one base, known by number and digest, whichever learner made either of them.
 
 import collections
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent import futures
 import dataclasses
 import logging
 import time
@@ -31,7 +31,7 @@ import time
 import numpy as np
 
 from swe17.store import kv
-from swe17.sync import codec, collect, manifest, pack, ranges
+from swe17.sync import chains, codec, collect, manifest, pack, ranges
 
 _log = logging.getLogger(__name__)
 _LIST_AFTER = 8  # misses of the next key before the store is listed
@@ -142,12 +142,9 @@ class Follower:
     held = self.version
     if held is not None:
       before = self.faults.total()
-      forward = self._walk(held + 1)
+      forward = chains.walk(self._read, held + 1)
       if forward:
-        fulls = [i for i, made in enumerate(forward) if made.base is None]
-        if fulls:
-          yield forward[fulls[-1] :]
-        yield forward
+        yield from chains.onward(forward, self._read_full)
       elif self.faults.total() == before:
         self._misses += 1
         if self._misses < _LIST_AFTER:
@@ -160,24 +157,26 @@ class Follower:
       newer = [v for v in newer if v > held]
       if newer and newer[0] > held + 1:
         self._fault('gap', f'version {held} is held, the next in the store: {newer[0]}')
-    for version in reversed(newer):
-      made = self._read(version)
-      if made is not None and made.base is None:
-        yield [made, *self._walk(version + 1)]
-
-  def _walk(self, version: int) -> list[manifest.Manifest]:
-    """Reads manifests from `version` on, up to the first that is absent or damaged."""
-    chain = []
-    while (made := self._read(version)) is not None:
-      chain.append(made)
-      version += 1
-    return chain
+    yield from chains.from_nothing(newer, self._read, self._read_full)
 
   def _read(self, version: int) -> manifest.Manifest | None:
     """One manifest, or None if it is absent or, twice in a row, damaged."""
+    return self._twice(lambda: manifest.read(self._store, version))
+
+  def _read_full(self, made: manifest.Manifest) -> manifest.Manifest | None:
+    """The full snapshot of a version that has one; None, and a fault, if it is gone."""
+    before = self.faults.total()
+    full = self._twice(lambda: manifest.read_full(self._store, made))
+    if full is None and self.faults.total() == before:
+      self._fault('missing', f'the full snapshot of version {made.version} is gone')
+    return full
+
+  def _twice(
+    self, read: Callable[[], manifest.Manifest | None]
+  ) -> manifest.Manifest | None:
     for _ in range(2):
       try:
-        return manifest.read(self._store, version)
+        return read()
       except ValueError as e:
         self._fault('manifest', str(e))
     return None
@@ -249,32 +248,10 @@ class Follower:
     self, made: manifest.Manifest, base: Mapping[str, np.ndarray] | None
   ) -> tuple[dict[str, np.ndarray], int]:
     spans = ranges.plan(made, self._names)
-
-    def read(span: ranges.Span) -> bytes:
-      if span.whole:
-        data = self._store.read(span.key)
-      else:
-        data = self._store.read(span.key, span.start, span.stop)
-      if data is None:
-        raise pack.Damaged('missing', f'version {made.version}: {span.key} is gone')
-      if len(data) != span.stop - span.start:
-        raise pack.Damaged(
-          'truncated',
-          f'{span.key}: got {len(data)} bytes of {span.stop - span.start}',
-        )
-      return data
-
-    if self._threads > 1 and len(spans) > 1:
-      with futures.ThreadPoolExecutor(self._threads) as pool:
-        parts = list(pool.map(read, spans))
-    else:
-      parts = [read(span) for span in spans]
+    parts = ranges.fetch(self._store, made, spans, self._threads)
+    frame_of = ranges.frames(spans, parts)
     tensors = pack.unpack(
-      made,
-      ranges.frames(spans, parts),
-      base,
-      names=self._names,
-      threads=self._threads,
+      made, frame_of, base, names=self._names, threads=self._threads
     )
     return tensors, sum(map(len, parts))
 

@@ -1,13 +1,19 @@
 """Manifests: one JSON object per weight version, written last, created once.
 
   weights/manifest/{v:08d}.json             what version v is, and where
-  weights/data/{v:08d}-{attempt}-{n}.bin    its frames, one after another, one or more
+  weights/full/{v:08d}-{attempt}-{n}.json   the same version, as a full snapshot
+  weights/data/{v:08d}-{attempt}-{n}.bin    frames, one after another, one or more
 
-A version exists when its manifest does. It names its base, its codec, the object and
-byte range of every block with the sha256 of what is stored and the xxh3-128 of the raw
-bytes that result, a digest per tensor and one for the whole, the learner's step, and
-*the plan* (plan.py): whatever samplers and rollouts must know. A checksum over all of
-it stands in the file, so that no damaged manifest parses.
+A version exists when its manifest does. That of a delta may name a full snapshot of the
+same weights beside it, by a manifest of its own that was stored before: who holds the
+base reads the delta, who begins here reads the full. Its name is a fresh one and its
+sha256 is in the version's manifest, so what a dead attempt left is never taken for it.
+
+A manifest names its base, its codec, the object and byte range of every block with the
+sha256 of what is stored and the xxh3-128 of the raw bytes that result, a digest per
+tensor and one for the whole, the learner's step, and *the plan* (plan.py): whatever
+samplers and rollouts must know. A checksum over all of it stands in the file, so that
+no damaged manifest parses.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +28,11 @@ from swe17.sync import plan as plans
 
 SCHEMA = 1
 MANIFESTS = 'weights/manifest/'
+FULLS = 'weights/full/'
 DATA = 'weights/data/'
 CODINGS = ('full', 'xor', 'ulp', 'same')
 _NAME = re.compile(r'weights/manifest/(\d{8})\.json')
+_FULL_NAME = re.compile(r'weights/full/(\d{8})-.+\.json')
 _DATA_NAME = re.compile(r'weights/data/(\d{8})-.+\.bin')
 _HEX = re.compile(r'[0-9a-f]+')
 
@@ -35,6 +43,16 @@ class Object:
 
   key: str
   size: int  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+  """The full snapshot that stands beside a delta: where its own manifest lies."""
+
+  key: str
+  size: int  # bytes of that manifest
+  sha256: str  # of it
+  data_bytes: int  # of all its objects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +106,24 @@ class Manifest:
   digest: str
   changed_share: float  # elements whose bits changed; 1 for a full snapshot
   plan: Mapping[str, Any]
+  full: Beside | None = None  # beside a delta; manifests before it had none
+
+  @property
+  def data_bytes(self) -> int:
+    """Bytes of all its objects."""
+    return sum(entry.size for entry in self.objects)
+
+  @property
+  def full_bytes(self) -> int | None:
+    """Bytes of all objects of its full snapshot, or None if it has none."""
+    if self.base is None:
+      return self.data_bytes
+    return None if self.full is None else self.full.data_bytes
+
+  @property
+  def starts(self) -> bool:
+    """Whether a follower that holds nothing can begin here."""
+    return self.full_bytes is not None
 
 
 def key_of(version: int) -> str:
@@ -114,6 +150,12 @@ def data_version(key: str) -> int | None:
   return int(name.group(1)) if name else None
 
 
+def full_version(key: str) -> int | None:
+  """The version that a full snapshot's manifest was written for, None for another."""
+  name = _FULL_NAME.fullmatch(key)
+  return int(name.group(1)) if name else None
+
+
 def digest(tensors: Iterable[Tensor]) -> str:
   """A version's digest from its tensors' rows."""
   return codec.version_digest((t.name, t.dtype, t.shape, t.digest) for t in tensors)
@@ -130,10 +172,39 @@ def read(store: kv.Store, version: int) -> Manifest | None:
   return manifest
 
 
+def read_full(store: kv.Store, made: Manifest) -> Manifest | None:
+  """Reads the full snapshot of `made`: itself, or the manifest that stands beside it.
+
+  None if it has none, or that is gone. ValueError if it is damaged.
+  """
+  if made.base is None or made.full is None:
+    return made if made.base is None else None
+  data = store.read(made.full.key)
+  return None if data is None else parse_full(data, made)
+
+
+def parse_full(data: bytes, made: Manifest) -> Manifest:
+  """The manifest beside `made` from its bytes. ValueError if they are not the ones."""
+  at = f'full snapshot of version {made.version}'
+  if made.full is None or codec.stored_hash(data) != made.full.sha256:
+    raise ValueError(f'{at}: {len(data)} bytes do not match their sha256')
+  full = parse(data)
+  if full.base is not None or (full.version, full.digest) != (
+    made.version,
+    made.digest,
+  ):
+    raise ValueError(
+      f'{at}: got version {full.version} with digest {full.digest} on base '
+      f'{full.base}, want {made.digest} on none'
+    )
+  return full
+
+
 def to_bytes(manifest: Manifest) -> bytes:
   """A manifest as JSON with its checksum. ValueError if the plan is not JSON."""
   plans.check(manifest.plan)
   body = {'schema': SCHEMA, **vars(manifest)}
+  body['full'] = manifest.full and vars(manifest.full)
   body['objects'] = [vars(entry) for entry in manifest.objects]
   body['tensors'] = [
     {**vars(t), 'blocks': [list(vars(block).values()) for block in t.blocks]}
@@ -162,10 +233,12 @@ def parse(data: bytes) -> Manifest:
   if checksum != _checksum({'schema': schema, **body}):
     raise ValueError('manifest is damaged: its checksum does not match its content')
   want = {field.name for field in dataclasses.fields(Manifest)}
-  if set(body) != want:
-    missing, unknown = sorted(want - set(body)), sorted(set(body) - want)
+  missing, unknown = sorted(want - {'full'} - set(body)), sorted(set(body) - want)
+  if missing or unknown:
     raise ValueError(f'manifest fields: {missing=} {unknown=}')
   try:
+    if body.get('full') is not None:
+      body['full'] = Beside(**body['full'])
     body['objects'] = tuple(Object(**row) for row in body['objects'])
     body['tensors'] = tuple(_tensor(row) for row in body['tensors'])
     manifest = Manifest(**body)
@@ -204,6 +277,8 @@ def _check(m: Manifest) -> None:
   for entry in m.objects:
     if data_version(kv.check_key(entry.key)) != m.version or entry.size < 0:
       raise ValueError(f'manifest {m.version}: object {entry} is not its own')
+  if m.full is not None:
+    _check_full(m, m.full)
   if not isinstance(m.plan, dict):
     raise ValueError(f'manifest {m.version}: plan: got {m.plan!r}, want an object')
   plans.check(m.plan)
@@ -211,6 +286,15 @@ def _check(m: Manifest) -> None:
     _check_tensor(m, tensor)
   if digest(m.tensors) != m.digest:
     raise ValueError(f'manifest {m.version}: its digest does not match its tensors')
+
+
+def _check_full(m: Manifest, full: Beside) -> None:
+  own = full_version(kv.check_key(full.key)) == m.version and m.base is not None
+  if not own or min(full.size, full.data_bytes) < 0 or not _HEX.fullmatch(full.sha256):
+    raise ValueError(
+      f'manifest {m.version}: got {full} beside base {m.base}, want a full snapshot of '
+      'its own beside a delta'
+    )
 
 
 def _check_tensor(m: Manifest, tensor: Tensor) -> None:

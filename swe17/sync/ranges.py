@@ -7,8 +7,10 @@ less to read than another round trip.
 
 import bisect
 from collections.abc import Collection, Sequence
+from concurrent import futures
 import dataclasses
 
+from swe17.store import kv
 from swe17.sync import manifest, pack
 
 _GAP = 64 << 10  # bytes between two ranges that are read along
@@ -47,6 +49,30 @@ def plan(made: manifest.Manifest, names: Collection[str] | None) -> list[Span]:
     else:
       merged.append([which, start, stop])
   return [_span(made, *row) for row in merged]
+
+
+def fetch(
+  store: kv.Store, made: manifest.Manifest, spans: Sequence[Span], threads: int
+) -> list[bytes]:
+  """Reads the bytes of each span. Damaged if one is gone or cut; StoreError."""
+
+  def read(span: Span) -> bytes:
+    if span.whole:
+      data = store.read(span.key)
+    else:
+      data = store.read(span.key, span.start, span.stop)
+    if data is None:
+      raise pack.Damaged('missing', f'version {made.version}: {span.key} is gone')
+    if len(data) != span.stop - span.start:
+      raise pack.Damaged(
+        'truncated', f'{span.key}: got {len(data)} bytes of {span.stop - span.start}'
+      )
+    return data
+
+  if threads <= 1 or len(spans) <= 1:
+    return [read(span) for span in spans]
+  with futures.ThreadPoolExecutor(threads) as pool:
+    return list(pool.map(read, spans))
 
 
 def frames(spans: Sequence[Span], parts: Sequence[bytes]) -> pack.FrameOf:

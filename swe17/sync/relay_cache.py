@@ -2,9 +2,9 @@
 
 Objects are put in after they verified and are checked again whenever they are read, so
 that a disk that loses bits costs a transfer and nothing else. When the folder is full
-the oldest version goes first: what stays is the newest full snapshot and what follows
-it, as long as the bound allows. The folder is emptied at the start: what an earlier
-process left there may belong to another run.
+the oldest version goes first: what stays is the newest deltas, and of full snapshots
+the newest that was asked for, as long as the bound allows. The folder is emptied at the
+start: what an earlier process left there may belong to another run.
 """
 
 import collections

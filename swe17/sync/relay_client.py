@@ -50,7 +50,7 @@ class Client:
       data = self._call(self._route.manifest(version, wait), key)
       self._absent = key if data is None else ''
       return data if data is None else data[start:stop]
-    if relay_source.data_version(key) is None:
+    if relay_source.object_version(key) is None:
       raise ValueError(
         f'{self.url}: got key {key!r}, want weights, no relay has others'
       )

@@ -2,7 +2,8 @@
 
 Two things run side by side. The pulling task takes version after version from the
 route and fetches the objects ahead; requests are answered from the cache or join a
-fetch under way, so that however many ask for an object, it is fetched once. New
+fetch under way, so that however many ask for an object, it is fetched once. A full
+snapshot that stands beside a delta is fetched when somebody who joins asks for it. New
 versions are asked for by the pulling task alone: a question for one that nobody told
 of is held until it comes, and costs nothing upstream.
 """
@@ -43,9 +44,9 @@ def _asked(request: web.Request) -> tuple[float, int | None, int | None]:
 
 
 def _version_of(key: str) -> int:
-  """The version a key belongs to. ValueError unless it is a manifest or weight data."""
+  """The version a key belongs to. ValueError unless it is a manifest or its object."""
   kv.check_key(key)
-  for version in (relay_source.manifest_version(key), relay_source.data_version(key)):
+  for version in (relay_source.manifest_version(key), relay_source.object_version(key)):
     if version is not None:
       return version
   raise ValueError(f'key: got {key!r}, want a manifest or data under weights/')
@@ -181,7 +182,7 @@ class Node:
     """Gets a version's objects before anybody asks for them."""
     try:
       held = await self._contents(version)
-      keys = list(held.sizes) if held else []
+      keys = [key for key in held.sizes if key != held.beside] if held else []
       await asyncio.gather(*(self._take(key, version) for key in keys))
     except kv.StoreError as e:
       _log.warning('version %d is not fetched ahead: %s', version, e)

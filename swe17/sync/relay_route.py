@@ -26,18 +26,20 @@ from swe17.sync import manifest, relay_source
 
 _log = logging.getLogger(__name__)
 _T = TypeVar('_T')
+_K = TypeVar('_K')
 _SHORTEST, _LONGEST = 0.5, 60.0  # seconds a failed source is left out
 _KEPT = 32  # manifests' contents
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-  """What one version's manifest says of the bytes in the store."""
+  """What one manifest says of the bytes in the store."""
 
   version: int
-  full: bool
+  full: bool  # followers can begin here
   sizes: Mapping[str, int]  # key -> bytes
   blocks: Mapping[str, Sequence[tuple[int, int, str]]]  # key -> (start, stop, sha256)
+  beside: str = ''  # key of the manifest of a full snapshot, which is among `sizes`
 
 
 def contents(data: bytes, version: int) -> Contents:
@@ -52,8 +54,12 @@ def contents(data: bytes, version: int) -> Contents:
         key = made.objects[block.object].key
         spans[key].add((block.start, block.stop, block.sha256))
   sizes = {entry.key: entry.size for entry in made.objects}
+  if made.full is not None:
+    sizes[made.full.key] = made.full.size
+    spans[made.full.key] = {(0, made.full.size, made.full.sha256)}
   blocks = {key: sorted(rows) for key, rows in spans.items()}
-  return Contents(version, made.base is None, sizes, blocks)
+  beside = made.full.key if made.full else ''
+  return Contents(version, made.starts, sizes, blocks, beside)
 
 
 def check(held: Contents, span: relay_source.Span, data: bytes) -> None:
@@ -101,6 +107,7 @@ class Route:
     self._sources = list(sources)
     self._health = {source.name: _Health() for source in sources}
     self._contents: dict[int, Contents] = {}
+    self._fulls: dict[str, Contents] = {}  # by the key of their manifest
 
   async def manifest(
     self, version: int, wait: float, tick: relay_source.Tick = lambda: None
@@ -124,10 +131,7 @@ class Route:
     """Takes in a manifest. ValueError if it is damaged or another version's."""
     held = await asyncio.to_thread(contents, data, version)
     self.newest = max(self.newest, version)
-    self._contents.pop(version, None)
-    self._contents[version] = held
-    while len(self._contents) > _KEPT:  # those that were read longest ago
-      del self._contents[next(iter(self._contents))]
+    _keep(self._contents, version, held)
 
   async def contents(self, version: int) -> Contents | None:
     """What a version's manifest says, read if it is not known. StoreError."""
@@ -142,13 +146,12 @@ class Route:
     stop: int | None = None,
     tick: relay_source.Tick = lambda: None,
   ) -> bytes | None:
-    """Verified bytes [start, stop) of a data object, cut like a slice, or None.
+    """Verified bytes [start, stop) of an object, cut like a slice, or None.
 
     None too for an object that no manifest names. StoreError: nobody answers.
     """
-    version = relay_source.data_version(key)
-    held = None if version is None else await self.contents(version)
-    if held is None or key not in held.sizes:
+    held = await self._holding(key)
+    if held is None:
       return None
     size = held.sizes[key]
     span = relay_source.Span(key, size, *slice(start, stop).indices(size)[:2])
@@ -159,9 +162,23 @@ class Route:
       data = await source.data(span, tick)
       if data is not None:
         await asyncio.to_thread(check, held, span, data)
+        if key == held.beside and len(data) == size:
+          full = await asyncio.to_thread(contents, data, held.version)
+          _keep(self._fulls, key, full)
       return data
 
     return await self._first(key, ask, lambda: True)
+
+  async def _holding(self, key: str) -> Contents | None:
+    """What names `key`: its version's manifest, or that of the full snapshot beside."""
+    version = relay_source.object_version(key)
+    held = None if version is None else await self.contents(version)
+    if held is None or key in held.sizes:
+      return held
+    if held.beside and held.beside not in self._fulls:
+      await self.data(held.beside)
+    full = self._fulls.get(held.beside)
+    return full if full is not None and key in full.sizes else None
 
   async def versions(self) -> list[int]:
     """The versions that the controller, or failing it the store, knows of.
@@ -269,6 +286,14 @@ class Route:
     health.failures += 1
     pause = min(_SHORTEST * 2 ** min(health.failures - 1, 10), _LONGEST)
     health.until = time.monotonic() + pause
+
+
+def _keep(known: dict[_K, Contents], key: _K, held: Contents) -> None:
+  """Remembers `held`, and forgets what was remembered longest ago."""
+  known.pop(key, None)
+  known[key] = held
+  while len(known) > _KEPT:
+    del known[next(iter(known))]
 
 
 @functools.cache

@@ -56,7 +56,7 @@ class Behind(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-  """Bytes `start` to `stop` of the data object `key`, which has `size` bytes."""
+  """Bytes `start` to `stop` of the object `key`, which has `size` bytes."""
 
   key: str
   size: int
@@ -92,10 +92,12 @@ def manifest_version(key: str) -> int | None:
   return int(found.group(1)) if found else None
 
 
-def data_version(key: str) -> int | None:
-  """The version whose data object `key` names, or None for another key."""
-  rest = key.removeprefix(manifest.DATA)
-  return None if rest == key or '/' in rest else manifest.data_version(key)
+def object_version(key: str) -> int | None:
+  """The version whose data, or full snapshot's manifest, `key` names, or None."""
+  if key.count('/') != 2:
+    return None
+  found = manifest.data_version(key)
+  return manifest.full_version(key) if found is None else found
 
 
 def run_name(store: str, cluster: str) -> str:

@@ -1,15 +1,22 @@
 """The pieces of a layer, each against plain NumPy in float64."""
 
+import functools
+
 import jax
 from jax import test_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swe17.model import attention, layers
+from swe17 import config_model
+from swe17.model import attention, layers, rope
 
 B, T, Q, C, H = 2, 7, 4, 2, 6
-_rotate = jax.jit(layers.rotate, static_argnums=(2, 3))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _rotate(x, position, theta, dims):
+  return rope.rotate(x, position, config_model.Rope(theta=theta), dims)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -103,7 +110,7 @@ def test_gradients_equal_finite_differences():
   @jax.jit
   def fn(table, scale, wg, wd):
     x = layers.rms_norm(layers.embed(table, token), scale, 1e-6)
-    q = layers.rotate(x.reshape(1, 3, 1, 4), position, 100.0, 2).reshape(1, 3, 2, 2)
+    q = _rotate(x.reshape(1, 3, 1, 4), position, 100.0, 2).reshape(1, 3, 2, 2)
     o = attention.packed(q, q[:, :, :1], q[:, :, 1:], segment, 2)
     return jnp.sum(jnp.square(layers.mlp(o.reshape(1, 3, 4), wg, wg, wd)))
 

@@ -47,20 +47,54 @@ class Matrix:
 
 Table = Mapping[str, Matrix | str]
 
-# One line a parameter. Axis 0 (layer or offset) stacks matrices.
+_IN_OUT = Matrix(rows=(1,), columns=(2,))
+_TO_HEADS = Matrix(rows=(1,), columns=(2, 3), head=2)
+_FROM_HEADS = Matrix(rows=(1, 2), columns=(3,), head=1)
+_EXPERT = Matrix(rows=(2,), columns=(3,))  # axis 1 is the expert's
+
+# One line a parameter of a stack of layers. Axis 0 (layer or offset) stacks matrices.
+_LAYER: Table = {
+  'attn_norm_ND': ADAMW,
+  'mlp_norm_ND': ADAMW,
+  'attn/wq_NDQH': _TO_HEADS,
+  'attn/wk_NDCH': _TO_HEADS,
+  'attn/wv_NDCH': _TO_HEADS,
+  'attn/wo_NQHD': _FROM_HEADS,
+  'attn/bq_NQH': ADAMW,
+  'attn/bk_NCH': ADAMW,
+  'attn/bv_NCH': ADAMW,
+  'attn/q_norm_NH': ADAMW,
+  'attn/k_norm_NH': ADAMW,
+  'attn/wq_down_NDA': _IN_OUT,
+  'attn/q_norm_NA': ADAMW,
+  'attn/wq_NAQH': _TO_HEADS,
+  'attn/wkv_down_NDL': _IN_OUT,
+  'attn/wk_rope_NDr': _IN_OUT,
+  'attn/kv_norm_NL': ADAMW,
+  'attn/wk_NLQP': _TO_HEADS,
+  'attn/wv_NLQU': _TO_HEADS,
+  'attn/wo_NQUD': _FROM_HEADS,
+  'mlp/wg_NDF': _IN_OUT,
+  'mlp/wu_NDF': _IN_OUT,
+  'mlp/wd_NFD': _IN_OUT,
+  'mlp/router_NDE': ADAMW,
+  'mlp/bias_NE': ADAMW,
+  'mlp/wg_NEDF': _EXPERT,
+  'mlp/wu_NEDF': _EXPERT,
+  'mlp/wd_NEFD': _EXPERT,
+  'mlp/shared/wg_NDF': _IN_OUT,
+  'mlp/shared/wu_NDF': _IN_OUT,
+  'mlp/shared/wd_NFD': _IN_OUT,
+}
+
 TABLE: Table = {
   'embed_VD': ADAMW,
-  'prev_JDD': Matrix(rows=(1,), columns=(2,)),
+  'head_VD': ADAMW,
+  'prev_JDD': _IN_OUT,
   'norm_D': ADAMW,
-  'layers/attn_norm_ND': ADAMW,
-  'layers/mlp_norm_ND': ADAMW,
-  'layers/wq_NDQH': Matrix(rows=(1,), columns=(2, 3), head=2),
-  'layers/wk_NDCH': Matrix(rows=(1,), columns=(2, 3), head=2),
-  'layers/wv_NDCH': Matrix(rows=(1,), columns=(2, 3), head=2),
-  'layers/wo_NQHD': Matrix(rows=(1, 2), columns=(3,), head=1),
-  'layers/wg_NDF': Matrix(rows=(1,), columns=(2,)),
-  'layers/wu_NDF': Matrix(rows=(1,), columns=(2,)),
-  'layers/wd_NFD': Matrix(rows=(1,), columns=(2,)),
+  **{
+    f'{stack}/{leaf}': row for stack in ('dense', 'moe') for leaf, row in _LAYER.items()
+  },
 }
 
 
@@ -72,7 +106,7 @@ class MuonState(NamedTuple):
 
 
 def name(path: tuple) -> str:
-  """'layers/wq_NDQH' of a tree path."""
+  """'dense/attn/wq_NDQH' of a tree path."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 

@@ -54,7 +54,7 @@ def _scores(
 ) -> logprob.Scores:
   return head.score(
     _hidden(params, micro, model),
-    params.embed_VD,
+    params.unembed_VD,
     micro.target_MBT,
     micro.kept_ids_MBTK,
     micro.temperature_MBT,

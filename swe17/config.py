@@ -9,7 +9,8 @@ import dataclasses
 from swe17 import config_loss, config_model, fields, types
 
 # Sections that fill a file of their own.
-Model, Length, Loss = config_model.Model, config_loss.Length, config_loss.Loss
+Model, Mesh = config_model.Model, config_model.Mesh
+Length, Loss = config_loss.Length, config_loss.Loss
 _f, _want = fields.setting, fields.want
 _at_least, _above, _one_of = fields.at_least, fields.above, fields.one_of
 
@@ -189,6 +190,7 @@ class Config:
   sandbox: Sandbox = Sandbox()
   agent: Agent = Agent()
   model: Model = Model()
+  mesh: Mesh = Mesh()
   imitation: Imitation = Imitation()
   sampler: Sampler = Sampler()
   rollout: Rollout = Rollout()

@@ -33,7 +33,7 @@ class Rope:
     _at_least(self, at, 0, 'original')
     if self.scaling in ('llama3', 'yarn'):
       _want(self.original > 0, f'{at}original', self.original, 'above 0')
-      _want(self.low < self.high, f'{at}low', self.low, f'below high={self.high}')
+      _want(self.low <= self.high, f'{at}low', self.low, f'at most high={self.high}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,3 +149,21 @@ class Model:
   @property
   def moe_layers(self) -> int:
     return self.layers - self.dense_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """The learner's mesh; the product is the number of devices. See model/sharding.py."""
+
+  replica: int = _f(1, 'whole copies of the model')
+  fsdp: int = _f(1, 'parameters and rows split')
+  expert: int = _f(1, 'experts and rows split')
+  context: int = _f(1, 'positions of a row split')
+  tensor: int = _f(1, 'heads, feed-forward and vocabulary split')
+
+  def __post_init__(self):
+    _at_least(self, 'mesh.', 1, 'replica', 'fsdp', 'expert', 'context', 'tensor')
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    return dataclasses.asdict(self)

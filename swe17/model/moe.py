@@ -2,54 +2,57 @@
 
   y = sum_k g_k expert_{e_k}(x)   [+ shared(x)]
 
-Rows are sorted by expert, so that each expert's are neighbours and three grouped
-products (`jax.lax.ragged_dot`) do the work; the inverse permutation puts back what
-comes out. Gradients go the same ways backwards: nothing is scattered. The sum over the
-K slots runs in the order of the slots, recorded ones included (ops/routing.py).
+The sum over the K slots runs in the order of the slots, recorded ones included
+(ops/routing.py). Where the experts are: model/experts.py, or on the `expert` axis of
+the mesh that is set: model/expert_parallel.py.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from swe17 import config_model
-from swe17.model import layers
+from swe17.model import expert_parallel, experts, layers, sharding
 from swe17.model import params as p
-from swe17.ops import quantize, routing
+from swe17.ops import routing
 
 
 def mix(
-  x_XD: jax.Array,
+  x_BTD: jax.Array,
   moe: p.Moe,
   cfg: config_model.Moe,
-  recorded_XK: jax.Array | None = None,
+  recorded_BTK: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """One layer's experts applied to every row; (y [X, D], int32 ids [X, K]).
+  """One layer's experts applied to every token; (y [B, T, D], int32 ids [B, T, K]).
 
   Args:
-    x_XD: rows.
+    x_BTD: tokens.
     moe: one layer's leaves (N sliced away).
     cfg: router and quantisation.
-    recorded_XK: routes that the sampler recorded; -1 where it recorded none.
+    recorded_BTK: routes that the sampler recorded; -1 where it recorded none.
   """
-  routes = route(x_XD, moe, cfg, recorded_XK)
-  X, K = routes.ids_TK.shape
-  E = moe.wg_NEDF.shape[0]
-  order_R = jnp.argsort(routes.ids_TK.reshape(-1), stable=True)  # R = X K rows
-  back_R = jnp.argsort(order_R, stable=True)
-  sizes_E = jnp.sum(
-    routes.ids_TK.reshape(-1, 1) == jnp.arange(E)[None, :], axis=0, dtype=jnp.int32
-  )
-  rows_RD = jnp.repeat(x_XD, K, axis=0)
-  rows_RD = permuted(rows_RD, order_R, back_R)
-  out_RD = permuted(experts(rows_RD, moe, sizes_E, cfg), back_R, order_R)
-  weight_XK = routes.weight_TK.astype(x_XD.dtype)
-  y_XD = jnp.einsum('XK,XKD->XD', weight_XK, out_RD.reshape(X, K, -1))
+  B, T, D = x_BTD.shape
+  recorded_XK = None
+  if recorded_BTK is not None:
+    recorded_XK = recorded_BTK.reshape(B * T, -1)
+  routes = route(x_BTD.reshape(B * T, D), moe, cfg, recorded_XK)
+  ids_BTK = routes.ids_TK.reshape(B, T, -1)
+  where = expert_parallel.spread if sharding.current().get('expert', 1) > 1 else here
+  out_BTKD = where(x_BTD, ids_BTK, moe, cfg)
+  weight_BTK = routes.weight_TK.reshape(ids_BTK.shape).astype(x_BTD.dtype)
+  y_BTD = jnp.einsum('BTK,BTKD->BTD', weight_BTK, out_BTKD)
   if moe.shared is not None:
     shared = moe.shared
-    y_XD += layers.mlp(x_XD, shared.wg_NDF, shared.wu_NDF, shared.wd_NFD)
-  return y_XD, routes.ids_TK
+    y_BTD += layers.mlp(x_BTD, shared.wg_NDF, shared.wu_NDF, shared.wd_NFD)
+  return y_BTD, ids_BTK
+
+
+def here(
+  x_BTD: jax.Array, ids_BTK: jax.Array, moe: p.Moe, cfg: config_model.Moe
+) -> jax.Array:
+  """Each token through each of its K experts, all of them here, [B, T, K, D]."""
+  B, T, K = ids_BTK.shape
+  out_XKD = experts.here(x_BTD.reshape(B * T, -1), ids_BTK.reshape(B * T, K), moe, cfg)
+  return out_XKD.reshape(B, T, K, -1)
 
 
 def route(
@@ -74,66 +77,3 @@ def route(
     scale=cfg.scale,
     recorded_TK=recorded_XK,
   )
-
-
-def experts(
-  x_RD: jax.Array, moe: p.Moe, sizes_E: jax.Array, cfg: config_model.Moe
-) -> jax.Array:
-  """SwiGLU of rows that are sorted by expert; `sizes_E` rows belong to each."""
-  dot = functools.partial(grouped, quantise=cfg.quantise)
-  gate_RF = jax.nn.silu(dot(x_RD, moe.wg_NEDF, sizes_E))
-  return dot(gate_RF * dot(x_RD, moe.wu_NEDF, sizes_E), moe.wd_NEFD, sizes_E)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped(
-  x_RI: jax.Array, w_EIO: jax.Array, sizes_E: jax.Array, quantise: str
-) -> jax.Array:
-  """Rows times the matrix of their expert, [R, O].
-
-  With `quantise` ('weights' or 'both') from NVFP4 operands; the gradient is that of
-  the unquantised product in bfloat16 (ops/quantize.py).
-  """
-  if quantise != 'none':
-    w_EIO = quantize.weights(w_EIO)
-    x_RI = quantize.tokens(x_RI) if quantise == 'both' else x_RI
-  return jax.lax.ragged_dot(x_RI, w_EIO, sizes_E)
-
-
-def _grouped_fwd(
-  x_RI: jax.Array, w_EIO: jax.Array, sizes_E: jax.Array, quantise: str
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-  return grouped(x_RI, w_EIO, sizes_E, quantise), (x_RI, w_EIO, sizes_E)
-
-
-def _grouped_bwd(quantise: str, saved: tuple, dy_RO: jax.Array) -> tuple:
-  x_RI, w_EIO, sizes_E = saved
-  if quantise != 'none':
-    x_RI, w_EIO, dy_RO = (
-      a.astype(jnp.bfloat16).astype(a.dtype) for a in (x_RI, w_EIO, dy_RO)
-    )
-  _, pull = jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, sizes_E), x_RI, w_EIO)
-  return (*pull(dy_RO), None)
-
-
-grouped.defvjp(_grouped_fwd, _grouped_bwd)
-
-
-@jax.custom_vjp
-def permuted(x_RD: jax.Array, order_R: jax.Array, inverse_R: jax.Array) -> jax.Array:
-  """x[order]; its gradient is a gather by the inverse, not a scatter."""
-  del inverse_R
-  return x_RD[order_R]
-
-
-def _permuted_fwd(
-  x_RD: jax.Array, order_R: jax.Array, inverse_R: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  return x_RD[order_R], inverse_R
-
-
-def _permuted_bwd(inverse_R: jax.Array, dy_RD: jax.Array) -> tuple:
-  return dy_RD[inverse_R], None, None
-
-
-permuted.defvjp(_permuted_fwd, _permuted_bwd)

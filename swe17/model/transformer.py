@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config
-from swe17.model import attention, gqa, layers, mla, moe
+from swe17.model import attention, gqa, layers, mla, moe, sharding
 from swe17.model import cache as kv
 from swe17.model import params as p
 
@@ -36,12 +36,8 @@ def block(
   if isinstance(layer.mlp, p.Dense):
     mlp = layer.mlp
     return x_BTD + layers.mlp(h_BTD, mlp.wg_NDF, mlp.wu_NDF, mlp.wd_NFD), None
-  B, T, D = h_BTD.shape
-  recorded_XK = None
-  if recorded_BTK is not None:
-    recorded_XK = recorded_BTK.reshape(B * T, -1)
-  y_XD, ids_XK = moe.mix(h_BTD.reshape(B * T, D), layer.mlp, cfg.moe, recorded_XK)
-  return x_BTD + y_XD.reshape(B, T, D), ids_XK.reshape(B, T, -1)
+  y_BTD, ids_BTK = moe.mix(h_BTD, layer.mlp, cfg.moe, recorded_BTK)
+  return x_BTD + y_BTD, ids_BTK
 
 
 def _embed(params: p.Params, token_BT: jax.Array, before_JBT: jax.Array) -> jax.Array:
@@ -118,6 +114,7 @@ def apply_routed(
     return gqa.out(attn, attention.packed(q, k, v, segment_BT, cfg.attention_chunk))
 
   def step(x_BTD: jax.Array, layer: tuple) -> tuple[jax.Array, jax.Array | None]:
+    x_BTD = sharding.constrain(x_BTD, 'batch', 'time', '')
     return block(layer[0], x_BTD, attend, cfg, layer[1])
 
   before_JBT = _before(token_BT, segment_BT, cfg.ngram - 1)

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json as settings of the model, and back. Without JAX.
+"""A Hugging Face config.json as settings of the model. Without JAX.
 
 Every key is read, or is known to change no number here, or is refused by name: a
 setting that is silently dropped gives a model that loads and speaks nonsense.
@@ -23,7 +23,7 @@ LLAMA, QWEN2, QWEN3, QWEN3_MOE, DEEPSEEK = (
   'Qwen3MoeForCausalLM',
   'DeepseekV3ForCausalLM',  # Kimi-K2 too
 )
-_TYPES = {
+TYPES = {
   LLAMA: 'llama',
   QWEN2: 'qwen2',
   QWEN3: 'qwen3',
@@ -70,9 +70,9 @@ def describe(config: Mapping[str, Any]) -> Described:
   left = dict(config)
   architectures = left.pop('architectures', None)
   known = isinstance(architectures, list) and len(architectures) == 1
-  if not known or architectures[0] not in _TYPES:
+  if not known or architectures[0] not in TYPES:
     raise ValueError(
-      f'architectures: got {architectures!r}, want one of {", ".join(_TYPES)}'
+      f'architectures: got {architectures!r}, want one of {", ".join(TYPES)}'
     )
   if left.get('quantization_config') is not None:
     method = dict(left['quantization_config']).get('quant_method', 'unknown')
@@ -88,10 +88,10 @@ def describe(config: Mapping[str, Any]) -> Described:
   found = _FAMILIES[architectures[0]](left)
   unread = sorted(key for key in left if key not in _IGNORED)
   if unread:
+    said = ', '.join(f'{key}={left[key]!r}' for key in unread)
     raise ValueError(
-      f'keys of config.json that this library does not read: '
-      f'{", ".join(f"{key}={left[key]!r}" for key in unread)}; if they change no number, '
-      'remove them from the file'
+      f'keys of config.json that this library does not read: {said}; if they change no '
+      'number, remove them from the file'
     )
   return found
 
@@ -277,119 +277,11 @@ def _rope(left: dict[str, Any]) -> tuple[config_model.Rope, float]:
     raise ValueError(f'rope_type: got {kind!r}, want default, linear, llama3 or yarn')
   if kind == 'yarn':
     mscale, all_dim = rope.pop('mscale', None), rope.pop('mscale_all_dim', None) or 0.0
-    amplitude = rope.pop('attention_factor', None)
-    if amplitude is None:
-      amplitude = _magnitude(settings['factor'], mscale if mscale and all_dim else 1.0)
-      amplitude /= _magnitude(settings['factor'], all_dim if mscale else 0.0)
-    settings['amplitude'] = float(amplitude)
+    ratio = (mscale, all_dim) if mscale and all_dim else (1.0, 0.0)
+    up, down = (_magnitude(settings['factor'], scale) for scale in ratio)
+    settings['amplitude'] = float(rope.pop('attention_factor', None) or up / down)
   if rope.pop('partial_rotary_factor', 1.0) != 1.0:
     raise ValueError('partial_rotary_factor: want 1.0: heads rotate whole')
   if rope:
     raise ValueError(f'rope {kind}: got {rope}, which this library does not read')
   return config_model.Rope(theta=theta, **settings), all_dim
-
-
-def to_hf(cfg: config_model.Model, vocab: int) -> dict[str, Any]:
-  """The config.json of an export; `describe` gives `cfg` back.
-
-  ValueError names what no family of transformers has.
-  """
-  architecture = _architecture(cfg)
-  rope, all_dim = cfg.rope, 0.0
-  parameters: dict[str, Any] = {'rope_theta': rope.theta, 'rope_type': 'default'}
-  if rope.scaling != 'none':
-    parameters |= {'rope_type': rope.scaling, 'factor': rope.factor}
-  if rope.scaling in ('llama3', 'yarn'):
-    parameters['original_max_position_embeddings'] = rope.original
-  if rope.scaling == 'llama3':
-    parameters |= {'low_freq_factor': rope.low, 'high_freq_factor': rope.high}
-  if rope.scaling == 'yarn':
-    parameters |= {
-      'beta_slow': rope.low,
-      'beta_fast': rope.high,
-      'truncate': rope.truncate,
-      'attention_factor': rope.amplitude,
-    }
-    if cfg.score_scale != 1.0:
-      all_dim = (math.sqrt(cfg.score_scale) - 1) / (0.1 * math.log(rope.factor))
-      parameters |= dict.fromkeys(('mscale', 'mscale_all_dim'), round(all_dim, 10))
-  made: dict[str, Any] = {
-    'architectures': [architecture],
-    'model_type': _TYPES[architecture],
-    'vocab_size': vocab,
-    'hidden_size': cfg.width,
-    'intermediate_size': cfg.ffn,
-    'num_hidden_layers': cfg.layers,
-    'num_attention_heads': cfg.heads,
-    'num_key_value_heads': cfg.kv_heads,
-    'hidden_act': 'silu',
-    'rms_norm_eps': cfg.norm_eps,
-    'tie_word_embeddings': cfg.tied,
-    'rope_parameters': parameters,
-    'max_position_embeddings': max(32_768, int(rope.original * rope.factor)),
-  }
-  if architecture != QWEN2:
-    made['attention_bias'] = False
-  if architecture == DEEPSEEK:
-    return made | _latent_to_hf(cfg)
-  made['head_dim'] = cfg.head_dim
-  if architecture == QWEN3_MOE:
-    made |= {
-      'num_experts': cfg.moe.experts,
-      'num_experts_per_tok': cfg.moe.active,
-      'moe_intermediate_size': cfg.moe.ffn,
-      'mlp_only_layers': list(range(cfg.moe.first_dense)),
-      'decoder_sparse_step': 1,
-      'norm_topk_prob': cfg.moe.renormalise,
-    }
-  return made
-
-
-def _latent_to_hf(cfg: config_model.Model) -> dict[str, Any]:
-  """The keys that only DeepSeek-V3 has."""
-  return {
-    'q_lora_rank': cfg.mla.q_rank or None,
-    'kv_lora_rank': cfg.mla.kv_rank,
-    'qk_nope_head_dim': cfg.head_dim - cfg.rotary_dim,
-    'qk_rope_head_dim': cfg.rotary_dim,
-    'v_head_dim': cfg.mla.v_dim,
-    'rope_interleave': True,
-    'n_routed_experts': cfg.moe.experts,
-    'num_experts_per_tok': cfg.moe.active,
-    'moe_intermediate_size': cfg.moe.ffn,
-    'n_shared_experts': cfg.moe.shared,
-    'first_k_dense_replace': cfg.moe.first_dense,
-    'norm_topk_prob': cfg.moe.renormalise,
-    'n_group': cfg.moe.groups,
-    'topk_group': cfg.moe.best_groups,
-    'routed_scaling_factor': cfg.moe.scale,
-    'num_nextn_predict_layers': 0,
-  }
-
-
-def _architecture(cfg: config_model.Model) -> str:
-  """The family that computes what `cfg` does. ValueError if there is none."""
-  latent, moe = cfg.attention == 'mla', cfg.moe
-  sigmoid = moe.router == 'sigmoid'
-  wrong = {
-    f'ngram={cfg.ngram}': cfg.ngram != 1,
-    f'rotary_dim={cfg.rotary_dim}': not latent and cfg.rotary_dim != cfg.head_dim,
-    f'score_scale={cfg.score_scale}': cfg.score_scale != 1
-    and not (latent and cfg.rope.scaling == 'yarn'),
-    f'rope.amplitude={cfg.rope.amplitude}': cfg.rope.amplitude != 1
-    and cfg.rope.scaling != 'yarn',
-    'bias with qk_norm': cfg.bias and cfg.qk_norm,
-    'mla without sigmoid experts': latent and not (moe.experts and sigmoid),
-    'mla without shared experts': latent and moe.experts and not moe.shared,
-    'gqa with sigmoid experts': not latent and moe.experts and sigmoid,
-    f'gqa with moe.shared={moe.shared}': not latent and moe.experts and moe.shared,
-    'experts without qk_norm': not latent and moe.experts and not cfg.qk_norm,
-  }
-  found = [text for text, is_wrong in wrong.items() if is_wrong]
-  if found:
-    raise ValueError(f'no model of transformers has {", ".join(found)}')
-  if latent:
-    return DEEPSEEK
-  if moe.experts:
-    return QWEN3_MOE
-  return QWEN3 if cfg.qk_norm else QWEN2 if cfg.bias else LLAMA

@@ -18,6 +18,8 @@ from swe17 import config
 from swe17.model import layers, rope
 from swe17.model import params as p
 
+_EPS = 1e-6  # of the norms of latents, whatever the model's own (as DeepSeek-V3 has it)
+
 
 def _queries(
   attn: p.Mla, h_BTD: jax.Array, position_BT: jax.Array, cfg: config.Model
@@ -25,7 +27,7 @@ def _queries(
   """(q_P [B, T, Q, P], rotated q_r [B, T, Q, r]), with the score's factor in both."""
   if attn.wq_down_NDA is not None and attn.q_norm_NA is not None:
     h_BTD = layers.project(h_BTD, attn.wq_down_NDA)
-    h_BTD = layers.rms_norm(h_BTD, attn.q_norm_NA, cfg.norm_eps)
+    h_BTD = layers.rms_norm(h_BTD, attn.q_norm_NA, _EPS)
   q_BTQH = layers.heads(h_BTD, attn.wq_NAQH, None)
   if cfg.score_scale != 1.0:
     q_BTQH = q_BTQH * cfg.score_scale
@@ -39,7 +41,7 @@ def _latent(
 ) -> tuple[jax.Array, jax.Array]:
   """What is cached: (c [B, T, L], k_r [B, T, 1, r])."""
   c_BTL = layers.project(h_BTD, attn.wkv_down_NDL)
-  c_BTL = layers.rms_norm(c_BTL, attn.kv_norm_NL, cfg.norm_eps)
+  c_BTL = layers.rms_norm(c_BTL, attn.kv_norm_NL, _EPS)
   k_BT1r = layers.project(h_BTD, attn.wk_rope_NDr)[:, :, None, :]
   return c_BTL, rope.rotate(k_BT1r, position_BT, cfg.rope, cfg.rotary_dim)
 

@@ -216,7 +216,7 @@ def group(
 @functools.partial(jax.jit, static_argnames='K')
 def _draw(params, token_B1, t, cache, key_B, settings, K):
   B = token_B1.shape[0]
-  hidden_B1D, cache = transformer.apply_cached(
+  hidden_B1D, cache, _ = transformer.apply_cached(
     params, token_B1, jnp.full((B, 1), t), cache, None, cfg=MODEL
   )
   logits_BV = transformer.logits(params, hidden_B1D)[:, 0]

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from swe17 import config
+from swe17.model import sharding
 
 ADAMW = 'adamw'
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -171,12 +172,13 @@ def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
 
 
 def _stacked(x: jax.Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
-  """A leaf as [matrices, rows, columns]."""
+  """A leaf as [..., rows, columns], the axes that stack matrices as they are."""
   rows, columns = axes
   rest = tuple(a for a in range(x.ndim) if a not in rows + columns)
   fan_in = math.prod(x.shape[a] for a in rows)
   fan_out = math.prod(x.shape[a] for a in columns)
-  return x.transpose(rest + rows + columns).reshape(-1, fan_in, fan_out)
+  lead = [x.shape[a] for a in rest]
+  return x.transpose(rest + rows + columns).reshape(*lead, fan_in, fan_out)
 
 
 def _unstacked(
@@ -190,17 +192,23 @@ def _unstacked(
 
 
 def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]:
-  """Newton-Schulz over every matrix of every stack [matrices, rows, columns].
+  """Newton-Schulz over every matrix of every stack [..., rows, columns].
 
-  With `cfg.muon_stack`, matrices of one shape (up to transposition) from all leaves
-  are one batched product: few large calls, what an accelerator wants, and what can be
-  sharded over matrices. Otherwise one matrix at a time: on CPU a batched product is
-  slower than plain ones, and the stack is a copy.
+  On CPU one matrix at a time: a batched product is slower there, and the stack is a
+  copy. With `cfg.muon_stack`, matrices of one shape (up to transposition) from all
+  leaves are one batched product: few large calls, what an accelerator wants. On a mesh
+  a leaf is a stack already, and its experts are spread over every axis: no product then
+  needs another device.
   """
+  if sharding.current():
+    return [newton_schulz(_by_matrix(x), cfg.ns_steps) for x in stacks]
   if not cfg.muon_stack:
     one = functools.partial(newton_schulz, steps=cfg.ns_steps)
-    return [jax.lax.map(one, x) for x in stacks]
-  wide = [x if x.shape[1] <= x.shape[2] else jnp.swapaxes(x, 1, 2) for x in stacks]
+    return [
+      jax.lax.map(one, x.reshape(-1, *x.shape[-2:])).reshape(x.shape) for x in stacks
+    ]
+  flat = [x.reshape(-1, *x.shape[-2:]) for x in stacks]
+  wide = [x if x.shape[1] <= x.shape[2] else jnp.swapaxes(x, 1, 2) for x in flat]
   members: dict[tuple[int, ...], list[int]] = {}
   for i, x in enumerate(wide):
     members.setdefault(x.shape[1:], []).append(i)
@@ -208,12 +216,19 @@ def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]
     done = newton_schulz(jnp.concatenate([wide[i] for i in ids]), cfg.ns_steps)
     at = 0
     for i in ids:
-      wide[i] = done[at : at + stacks[i].shape[0]]
-      at += stacks[i].shape[0]
+      wide[i] = done[at : at + flat[i].shape[0]]
+      at += flat[i].shape[0]
   return [
-    y if x.shape == y.shape else jnp.swapaxes(y, 1, 2)
-    for x, y in zip(stacks, wide, strict=True)
+    (y if x.shape == y.shape else jnp.swapaxes(y, 1, 2)).reshape(of.shape)
+    for x, y, of in zip(flat, wide, stacks, strict=True)
   ]
+
+
+def _by_matrix(x: jax.Array) -> jax.Array:
+  """Whole matrices on a device each, where there are enough of them to go round."""
+  if x.ndim < 4:
+    return x
+  return sharding.constrain(x, *[''] * (x.ndim - 3), 'matrices', '', '')
 
 
 def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformation:
@@ -242,7 +257,7 @@ def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformati
       axes.append(row.axes(cfg.muon_per_head))
     stacks = [_stacked(x, a) for (_, x), a in zip(paths, axes, strict=True)]
     done = [
-      _unstacked(cfg.consistent_rms * math.sqrt(max(y.shape[1:])) * y, a, x.shape)
+      _unstacked(cfg.consistent_rms * math.sqrt(max(y.shape[-2:])) * y, a, x.shape)
       for y, a, (_, x) in zip(orthogonalise(stacks, cfg), axes, paths, strict=True)
     ]
     return jax.tree.unflatten(tree, done), MuonState(count, mu)
@@ -283,4 +298,4 @@ def rms(updates: optax.Updates) -> jax.Array:
   """Root mean square over all elements of an update, float32 scalar."""
   leaves = jax.tree.leaves(updates)
   total = sum(jnp.sum(jnp.square(x)) for x in leaves)
-  return jnp.sqrt(total / sum(x.size for x in leaves))
+  return jnp.sqrt(total / float(sum(x.size for x in leaves)))  # beyond int32

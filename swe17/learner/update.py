@@ -21,8 +21,8 @@ from swe17.learner import accumulate as sums
 from swe17.learner import objectives, optimizer
 from swe17.learner import state as st
 from swe17.model import params as p
-from swe17.model import transformer
-from swe17.ops import divergence, head, logprob, masking
+from swe17.model import sharding, transformer
+from swe17.ops import divergence, head, head_sharding, logprob, masking
 
 LossFn = sums.LossFn
 
@@ -61,8 +61,16 @@ def _scores(
     micro.mask_MBT,
     replay=cfg.replay,
     whole=True,  # tokens may come from samplers with a filter and without
-    plan=head.Plan(),
+    plan=head.Plan(shard=_shard()),
   )
+
+
+def _shard() -> head_sharding.Shard | None:
+  """How the heads are split on the mesh that is set, if one is."""
+  if not sharding.current():
+    return None
+  on = jax.sharding.get_abstract_mesh()
+  return head_sharding.Shard(on, vocab='tensor', rows=sharding.BATCH)
 
 
 def policy_loss_fn(
@@ -188,7 +196,7 @@ def update(
   mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[st.State, dict[str, jax.Array]]:
   """One policy-gradient step. Donate `state`."""
-  params = p.rounded(state.params)
+  params = p.rounded(state.params, model.dtype)
   if objectives.needs_measuring(loss):
     logp_of = functools.partial(_logp, params, model=model, cfg=loss)
     batch = objectives.measured(logp_of, batch)
@@ -226,7 +234,9 @@ def imitate(
 ) -> tuple[st.State, dict[str, jax.Array]]:
   """One cross-entropy step on scripted episodes. Donate `state`."""
   fn = functools.partial(imitation_loss_fn, model=model)
-  total, trained, grad = accumulate(fn, p.rounded(state.params), batch, exact=exact)
+  total, trained, grad = accumulate(
+    fn, p.rounded(state.params, model.dtype), batch, exact=exact
+  )
   grad = jax.tree.map(lambda g: g / batch.denominator, grad)
   state, metrics = apply_gradient(state, grad, tx)
   return state, {

@@ -93,8 +93,9 @@ def _body(
   out_GD = experts.permuted(
     experts.swiglu(sorted_GD, mine, sizes_E, cfg), back_G, order_G
   )
-  # F is split: every shard of it has a part of each sum.
-  out_GD = jax.lax.psum(jnp.where(expert_G[:, None] < held, out_GD, 0.0), 'tensor')
+  out_GD = jnp.where(expert_G[:, None] < held, out_GD, 0.0)
+  if sharding.current()['tensor'] > 1:  # F is split: a shard has a part of each sum
+    out_GD = jax.lax.psum(out_GD, 'tensor')
   home_SCD = swap(out_GD.reshape(S, C, D))
   out_RD = _taken(home_SCD, slot_R, row_SC, inside_SC)
   out_RD = jnp.where(over, jnp.nan, out_RD)

@@ -41,33 +41,3 @@ def mlp(
   """SwiGLU (Shazeer, arXiv:2002.05202)."""
   gate_BTF = jax.nn.silu(project(x_BTD, wg_DF))
   return project(gate_BTF * project(x_BTD, wu_DF), wd_FD)
-
-
-def embed(table_VD: jax.Array, token_BT: jax.Array) -> jax.Array:
-  """Rows of the embedding; its gradient is a one-hot matmul, not a scatter-add.
-
-  Scatter-add with repeated ids is slow on CPU and unordered on GPU (FACTS.md 6).
-  """
-  return _embed(table_VD, token_BT)
-
-
-@jax.custom_vjp
-def _embed(table_VD: jax.Array, token_BT: jax.Array) -> jax.Array:
-  return table_VD[token_BT]
-
-
-def _embed_fwd(
-  table_VD: jax.Array, token_BT: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, int]]:
-  return table_VD[token_BT], (token_BT, table_VD.shape[0])
-
-
-def _embed_bwd(
-  saved: tuple[jax.Array, int], grad_BTD: jax.Array
-) -> tuple[jax.Array, None]:
-  token_BT, V = saved
-  onehot_XV = jax.nn.one_hot(token_BT.reshape(-1), V, dtype=grad_BTD.dtype)
-  return onehot_XV.T @ grad_BTD.reshape(-1, grad_BTD.shape[-1]), None
-
-
-_embed.defvjp(_embed_fwd, _embed_bwd)

@@ -274,13 +274,13 @@ def _mimetic(params: Params) -> Params:
   return dataclasses.replace(params, dense=dataclasses.replace(layers, attn=attn))
 
 
-def rounded(params: Params) -> Params:
-  """The values that are published: every leaf rounded to bfloat16, held in float32.
+def rounded(params: Params, dtype: str = 'float32') -> Params:
+  """The values that are published: every leaf rounded to bfloat16, held in `dtype`.
 
   Both sides compute from these, so equal versions mean equal weights (DESIGN.md 5).
   A gradient taken at them is applied to the masters as it is (straight through).
   """
-  return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), params)
+  return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(dtype), params)
 
 
 def count(abstract: Tree) -> int:

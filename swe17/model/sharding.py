@@ -34,6 +34,7 @@ RULES: dict[str, tuple[str, ...]] = {
   'embed': ('fsdp', 'expert'),
   'q_rank': ('fsdp', 'expert'),
   'kv_rank': ('fsdp', 'expert'),
+  'matrices': ('expert', 'fsdp', 'replica', 'tensor'),  # of an optimiser's stack
   'batch': BATCH,
   'time': ('context',),
   # Never split: layers are scanned, heads are whole, routers are small.

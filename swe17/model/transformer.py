@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config
-from swe17.model import attention, gqa, layers, mla, moe, sharding
+from swe17.model import attention, embedding, gqa, layers, mla, moe, sharding
 from swe17.model import cache as kv
 from swe17.model import params as p
 
@@ -42,11 +42,11 @@ def block(
 
 def _embed(params: p.Params, token_BT: jax.Array, before_JBT: jax.Array) -> jax.Array:
   """Embeddings; with `prev_JDD`, each also carries the tokens before it (-1: none)."""
-  x_BTD = layers.embed(params.embed_VD, token_BT)
+  x_BTD = embedding.embed(params.embed_VD, token_BT)
   if params.prev_JDD is None:
     return x_BTD
   for before_BT, prev_DD in zip(before_JBT, params.prev_JDD, strict=True):
-    prev_BTD = layers.embed(params.embed_VD, jnp.maximum(before_BT, 0))
+    prev_BTD = embedding.embed(params.embed_VD, jnp.maximum(before_BT, 0))
     prev_BTD = layers.project(prev_BTD, prev_DD)
     x_BTD += jnp.where(before_BT[:, :, None] >= 0, prev_BTD, 0.0)
   return x_BTD

@@ -81,6 +81,10 @@ class Loss:
   )
   mask_overlong: bool = _f(False, 'episodes cut at a limit stay outside of the loss')
   calls_scale: str = _f('none', 'none | divide | multiply: A by tool calls per turn')
+  credit: str = _f('episode', 'episode | turn: what has an advantage of its own')
+  gamma: float = _f(0.4, 'credit by turn: discount of the scores of later turns')
+  kl_weight: float = _f(0.0, 'penalty on the KL to the reference [1/nat]; 0: off')
+  kl_reference: str = _f('start', 'start: the policy that RL starts from (version 0)')
   length: Length = Length()
 
   def __post_init__(self):
@@ -90,9 +94,13 @@ class Loss:
     _one_of(self, 'loss.', 'level', 'token', 'turn', 'episode')
     _one_of(self, 'loss.', 'sequence_mask', 'none', 'geometric', 'off_policy')
     _one_of(self, 'loss.', 'calls_scale', 'none', 'divide', 'multiply')
+    _one_of(self, 'loss.', 'credit', 'episode', 'turn')
+    _one_of(self, 'loss.', 'kl_reference', 'start')
     _at_least(self, 'loss.', 1, 'tis_cap', 'icepop_high', 'geometric_high')
     _at_least(self, 'loss.', 0, 'cispo_high', 'clip_high', 'gspo_high')
     _at_least(self, 'loss.', 0, 'dppo_gap', 'dppo_penalty', 'off_policy_delta')
+    _at_least(self, 'loss.', 0, 'kl_weight')
+    _want(0 <= self.gamma <= 1, 'loss.gamma', self.gamma, 'in [0, 1]')
     for name in ('icepop_low', 'geometric_low'):
       got = getattr(self, name)
       _want(0 < got <= 1, f'loss.{name}', got, 'in (0, 1]')
@@ -104,4 +112,10 @@ class Loss:
         f'loss.level={self.level!r} with loss.objective={self.objective!r}: the ratio '
         f'of a turn or episode weighs {", ".join(_OBJECTIVES[:3])} only; set '
         "loss.level='token' (gspo is at the level of episodes by itself)"
+      )
+    if self.credit == 'turn' and self.length.kind != 'none':
+      raise ValueError(
+        f'loss.credit={self.credit!r} with loss.length.kind={self.length.kind!r}: '
+        'length is paid for by whole episodes and no turn has a share of it; set '
+        "loss.length.kind='none' or loss.credit='episode'"
       )

@@ -89,6 +89,8 @@ def group_to_bytes(group: types.Group) -> bytes:
   for i, episode in enumerate(group.episodes):
     row: dict[str, Any] = dataclasses.asdict(dataclasses.replace(episode, segments=()))
     row['segments'] = len(episode.segments)
+    if episode.turn_scores is None:
+      del row['turn_scores']  # readers from before there were any read on
     episodes.append(row)
     for j, segment in enumerate(episode.segments):
       at = f'{i}.{j}.'
@@ -119,11 +121,20 @@ def bytes_to_group(data: bytes) -> types.Group:
       segments = [_segment(arrays, at, next(sets)) for at in ats]
       fields: dict[str, Any] = {**row, 'segments': tuple(segments)}
       fields['outcome'] = types.Outcome(**row['outcome'])
+      fields['turn_scores'] = _scores(row.get('turn_scores'))
       episodes.append(types.Episode(**fields))
     fields = {**meta, 'episodes': tuple(episodes)}
     return types.Group(**fields)
   except (KeyError, TypeError) as e:
     raise ValueError(f'not a group record: {e!r}') from e
+
+
+def _scores(scores: Any) -> tuple[float, ...] | None:
+  if scores is None:
+    return None
+  if not isinstance(scores, list) or any(type(x) not in (int, float) for x in scores):
+    raise ValueError(f'turn_scores: got {scores!r:.60}, want a list of numbers')
+  return tuple(map(float, scores))
 
 
 def _concat(tokens: list[np.ndarray]) -> np.ndarray:

@@ -290,3 +290,27 @@ def test_context_weight_reaches_unsampled_tokens_and_no_padding():
   (part,) = unpacked(batch)
   assert part['adv_MBT'].tolist() == [0.25] * 3 + [1.0] * 3
   assert batch.adv_MBT.sum() == 3.75
+
+
+def test_advantages_of_turns_lie_beside_their_tokens_over_segments():
+  # An episode of three turns in two segments, as after a compaction.
+  rng = np.random.default_rng(0)
+  parts = [fixtures.segment(rng, (4, 5), (3, 2)), fixtures.segment(rng, (6, 4), (1, 3))]
+  parts[1] = dataclasses.replace(parts[1], turn_T=parts[1].turn_T + 1)
+  turn_adv = np.array([0.5, -1.25, 3.0])
+  items = [batching.Item(s, 9.0, 'a', turn_adv) for s in parts]
+  batch = fill(items)
+  seen = {got['target_MBT'].tobytes(): got for got in unpacked(batch)}
+  assert len(seen) == 2
+  for s in parts:
+    got = seen[s.token_T[1:].tobytes()]
+    want = np.where(s.mask_T, turn_adv[s.turn_T], 0)[1:]
+    assert got['adv_MBT'].tolist() == want.tolist()
+  # A turn's number counts where a token was sampled, and may be anything elsewhere.
+  odd = [
+    dataclasses.replace(i, segment=dataclasses.replace(
+      i.segment, turn_T=np.where(i.segment.mask_T, i.segment.turn_T, -99)
+    ))
+    for i in items
+  ]  # fmt: skip
+  assert fixtures.same_bits(fill(odd).adv_MBT, batch.adv_MBT)

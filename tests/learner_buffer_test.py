@@ -78,6 +78,7 @@ def test_rounding_above_zero_is_no_positive_log_probability():
     ('temperature_T', np.nan, 'temperature'),
     ('version_T', NEWEST + 1, 'version outside 0..5'),
     ('version_T', -1, 'version outside 0..5'),
+    ('turn_T', -1, 'of no turn'),
   ],
 )
 def test_values_that_no_sampler_may_send_are_refused(name, value, reason):
@@ -88,6 +89,17 @@ def test_values_that_no_sampler_may_send_are_refused(name, value, reason):
 def test_a_valid_episode_needs_a_finite_outcome(value):
   bad = dataclasses.replace(episode(), outcome=types.Outcome(value))
   assert 'outcome' in str(refuse(bad))
+
+
+def test_scores_of_turns_are_finite_and_of_every_turn_that_was_sampled():
+  made = altered('turn_T', 2)  # turns 0 and 2
+  for scores in (None, (0.0, 0.3, 1.0), (0.0, 0.3, 1.0, 0.0)):
+    assert refuse(dataclasses.replace(made, turn_scores=scores)) is None
+  few = dataclasses.replace(made, turn_scores=(0.0, 0.3))
+  assert refuse(few) == 'a turn has no score'
+  for value in (np.nan, np.inf):
+    bad = dataclasses.replace(made, turn_scores=(0.0, value, 1.0))
+    assert refuse(bad) == 'the score of a turn is not finite'
 
 
 def test_an_unknown_status_is_refused():

@@ -11,7 +11,7 @@ import pytest
 
 from swe17 import config
 from swe17.agent import tokenizer
-from swe17.learner import checkpoint, loop, optimizer, process
+from swe17.learner import checkpoint, loop, optimizer, process, reference
 from swe17.learner import state as st
 from swe17.metrics import records
 from swe17.model import params as p
@@ -188,6 +188,35 @@ def test_told_to_stop_it_checkpoints_between_two_steps_and_resumes_bit_equal(
   assert [m.step for m in manifests(store)] == [0, 1, 2, 3, 3, 4]
 
 
+def test_the_reference_is_where_rl_started_before_and_after_a_resume(tmp_path):
+  runs = []
+  for name in ('whole', 'cut'):
+    cfg = settings(tmp_path / name, loss=config.Loss(kl_weight=0.5))
+    store = stock(cfg, [a_group(i) for i in range(2 * STEPS)])
+    if name == 'cut':
+      assert run(cfg, at={3: lambda stop: stop()}) == 1
+    assert run(cfg, resume=name == 'cut') == 0
+    state, _ = saved(cfg)
+    held = reference.load(cfg.run_dir, state.params)
+    first = manifests(store)[0]  # version 0, whatever was published since
+    host = loop.apply.to_host(held)
+    assert first.digest == loop.apply.codec.digest(host, first.block_bytes)
+    runs.append((state, held, records.read(cfg.run_dir)))
+  (a, held, rows), (b, again, resumed) = runs
+  assert fixtures.same_bits((a, held), (b, again))
+  for key in ('kl_reference', 'kl_reference_k3', 'trained_tokens'):
+    assert [row[key] for row in rows] == [row[key] for row in resumed]
+  assert abs(rows[0]['kl_reference']) < 1e-5  # it has not moved yet
+  assert all(row['kl_reference_k3'] > 1e-5 for row in rows[1:])
+
+
+def test_without_a_penalty_there_is_no_reference(straight):
+  cfg, _ = straight
+  assert not pathlib.Path(cfg.run_dir, 'reference').exists()
+  for row in records.read(cfg.run_dir):
+    assert row['kl_reference'] is None and row['kl_reference_k3'] is None
+
+
 def test_killed_after_its_checkpoint_it_goes_on_from_there_bit_equal(
   straight, tmp_path
 ):
@@ -295,6 +324,40 @@ def test_stopped_after_a_batch_without_signal_it_discards_nothing_uncommitted(tm
     assert loop.run(cfg, False) == 1
   assert saved(cfg)[1]['below'] == 0
   assert len(group_store.list_new(store, set())) == 2
+
+
+# Finite, so that nothing refuses it at the door; the gradient of it is not.
+HUGE = (3e38, -3e38)
+
+
+def overflown(folder, policy: str) -> tuple[int, config.Config, kv.Store]:
+  """(exit code, settings, store) of four steps, the second of which overflows."""
+  cfg = settings(folder)
+  optim = dataclasses.replace(cfg.optim, on_nonfinite=policy)
+  cfg = dataclasses.replace(cfg, optim=optim)
+  values = [(1.0, 0.0)] * 2 + [HUGE] * 2 + [(1.0, 0.0)] * 4
+  store = stock(cfg, [a_group(i, v) for i, v in enumerate(values)])
+  return run(cfg), cfg, store
+
+
+def test_a_step_whose_gradient_is_not_finite_is_skipped_and_counted(tmp_path):
+  code, cfg, store = overflown(tmp_path, 'skip')
+  assert code == 0
+  rows = records.read(cfg.run_dir)
+  assert [row['skipped_steps'] for row in rows] == [0, 1, 1, 1]
+  assert [row['grad_norm'] is None for row in rows] == [False, True, False, False]
+  digests = [m.digest for m in manifests(store)]  # of version 0 and after each step
+  assert digests[1] == digests[2]
+  assert len(set(digests)) == 4
+
+
+def test_or_it_stops_the_run_with_another_exit_code(tmp_path, capsys):
+  code, cfg, store = overflown(tmp_path, 'stop')
+  assert code == 2
+  said = capsys.readouterr().err
+  assert 'step 2: the gradient is not finite (optim.on_nonfinite=stop)' in said
+  assert len(records.read(cfg.run_dir)) == 1
+  assert max(m.step for m in manifests(store)) == 1  # what it left is not published
 
 
 def test_the_status_file_says_done(straight):

@@ -155,3 +155,26 @@ def test_silenced_tokens_are_those_without_a_gradient_that_have_an_advantage():
     asked = micro.mask_MBT & (micro.adv_MBT != 0)
     assert float(got) == (asked & (grad == 0)).sum()
     assert (float(got) > 0) == bool(settings)
+
+
+def test_the_kl_penalty_is_under_the_objective_and_not_under_the_masks():
+  """Masks go by the advantages of outcomes; ratios and clips hold for the penalty."""
+  micro = first(measured())
+  micro = dataclasses.replace(micro, ref_logp_MBT=micro.mu_logp_MBT - 10.0)
+  cfg = config.Loss(kl_weight=1.0, sequence_mask='off_policy', off_policy_delta=0.0)
+  full_BT = micro.mu_logp_MBT  # k1 is 10 everywhere: all advantages become negative
+  got = objectives.penalised(cfg, micro, full_BT)
+  want = np.where(micro.mask_MBT, micro.adv_MBT - 10, 0)
+  np.testing.assert_allclose(got.adv_MBT, want, rtol=1e-6)
+  assert np.all(np.asarray(got.adv_MBT) <= 0)
+  by_outcome = np.asarray(objectives.trained(cfg, micro))
+  assert by_outcome.sum() > np.asarray(objectives.trained(cfg, got)).sum()
+  _, grad = loss({'tis_cap': 1.2}, got)
+  ratio = np.exp(np.asarray(scored(micro) - micro.mu_logp_MBT))
+  np.testing.assert_allclose(grad, -np.minimum(ratio, 1.2) * want, rtol=1e-5)
+
+
+def test_what_the_reference_says_is_kept_for_every_micro_batch():
+  got = jax.jit(functools.partial(objectives.referred, scored))(batch())
+  assert fixtures.same_bits(got.ref_logp_MBT, measured().prox_logp_MBT)
+  assert fixtures.same_bits(got.prox_logp_MBT, np.zeros_like(got.prox_logp_MBT))

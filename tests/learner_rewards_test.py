@@ -196,3 +196,126 @@ def test_a_cut_episode_of_several_segments_has_one_cost():
   assert adv(one) == [adv(three)[0], adv(three)[3]]
   assert adv(three)[:3] == [adv(one)[0]] * 3
   assert [item.episode for item in three.items] == ['0-a.0'] * 3 + ['0-a.1']
+
+
+# Credit by turn.
+
+TURN = {'credit': 'turn', 'gamma': 0.4}
+
+
+def scored(scores, sizes, values=None, **of_episode) -> types.Group:
+  """A group with a score and so many sampled tokens for each turn of each episode."""
+  rng = np.random.default_rng(7)
+  made = fixtures.group(0, values or tuple(max(s) for s in scores))
+  episodes = [
+    dataclasses.replace(
+      e,
+      segments=(fixtures.segment(rng, *((3, n) for n in size)),),
+      turns=len(size),
+      turn_scores=tuple(map(float, score)),
+      **{k: v[i] for k, v in of_episode.items()},
+    )
+    for i, (e, score, size) in enumerate(zip(made.episodes, scores, sizes, strict=True))
+  ]
+  return dataclasses.replace(made, episodes=tuple(episodes))
+
+
+def by_turn(assembled: batching.Assembled) -> list[list[float]]:
+  """The advantage of each turn of each item, read off its tokens."""
+  out = []
+  for item in assembled.items:
+    s, adv_T = item.segment, item.adv_T()
+    turns = np.unique(s.turn_T[s.mask_T])
+    each = [set(adv_T[(s.mask_T & (s.turn_T == t))[1:]].tolist()) for t in turns]
+    assert all(len(values) == 1 for values in each)
+    assert not adv_T[~s.mask_T[1:]].any()
+    out.append([values.pop() for values in each])
+  return out
+
+
+def test_every_turn_has_the_advantage_of_its_discounted_return():
+  # R = (.4, 1) and (.3 + .4 * 0, 0); b = (.4*2 + 1*4 + .3*6 + 0*8) / 20 = .33
+  made = scored([(0, 1), (0.3, 0)], [(2, 4), (6, 8)])
+  got = by_turn(assemble([made], baseline='length_weighted', **TURN))
+  assert got == [pytest.approx([0.07, 0.67]), pytest.approx([-0.03, -0.33])]
+  got = by_turn(assemble([made], **TURN))
+  assert got == [pytest.approx([-0.025, 0.575]), pytest.approx([-0.125, -0.425])]
+  loo = by_turn(assemble([made], baseline='leave_one_out', **TURN))
+  assert loo[0] == pytest.approx(np.array([-0.025, 0.575]) * 4 / 3)
+
+
+def test_an_episode_scored_at_its_end_pays_its_last_turn_and_discounts_to_the_first():
+  made = scored([(0, 0, 1), (0, 0)], [(3, 3, 3), (3, 3)])
+  plain = [dataclasses.replace(e, turn_scores=None) for e in made.episodes]
+  at_end = dataclasses.replace(made, episodes=tuple(plain))
+  want = by_turn(assemble([made], **TURN))
+  assert want[0] == pytest.approx(np.array([0.16, 0.4, 1]) - 1.56 / 5)
+  assert by_turn(assemble([at_end], **TURN)) == want
+  whole = assemble([at_end], credit='turn', gamma=1.0)
+  assert by_turn(whole) == [pytest.approx([0.4] * 3), pytest.approx([-0.6] * 2)]
+
+
+@pytest.mark.parametrize('baseline', ['length_weighted', 'mean', 'leave_one_out'])
+@pytest.mark.parametrize('scored_by_turn', [True, False])
+@pytest.mark.parametrize('tokens', ['sampled', 'signal'])
+def test_with_episodes_of_one_turn_credit_by_turn_is_credit_by_episode(
+  baseline, scored_by_turn, tokens
+):
+  values = (1.0, 0.0, 0.7, 0.0)
+  made = group(values, (4, 9, 5, 7), calls=(8, 2, 1, 3), turns=(1, 1, 1, 1))
+  if scored_by_turn:
+    episodes = [
+      dataclasses.replace(e, turn_scores=(v,))
+      for e, v in zip(made.episodes, values, strict=True)
+    ]
+    made = dataclasses.replace(made, episodes=tuple(episodes))
+  settings = {'baseline': baseline, 'baseline_tokens': tokens, 'calls_scale': 'divide'}
+  a, b = assemble([made], **settings), assemble([made], **settings, **TURN)
+  assert len(a.items) == len(b.items) == 4
+  for x, y in zip(a.items, b.items, strict=True):
+    assert x.adv_T().tobytes() == y.adv_T().tobytes()
+  assert (a.denominator_episodes, a.values) == (b.denominator_episodes, b.values)
+
+
+def test_scores_of_turns_that_differ_are_a_signal_and_the_discount_alone_is_none():
+  same = (1.0, 1.0)
+  differ = scored([(0, 1), (1, 1)], [(3, 3), (3, 3)], same)
+  assert assemble([differ]).no_signal == ('0-a',)
+  assert assemble([differ], **TURN).trained == ('0-a',)
+  # Returns differ by place, (1.4, 1) twice; scores and outcomes do not.
+  constant = scored([(1, 1), (1, 1)], [(3, 3), (3, 3)], same)
+  assert assemble([constant], **TURN).no_signal == ('0-a',)
+  at_end = dataclasses.replace(
+    constant,
+    episodes=tuple(dataclasses.replace(e, turn_scores=None) for e in constant.episodes),
+  )
+  assert assemble([at_end], **TURN).no_signal == ('0-a',)
+  # One was better earlier: the outcomes, its best turns, are equal.
+  early = scored([(1, 0), (0, 1)], [(3, 3), (3, 3)], same)
+  assert by_turn(assemble([early], **TURN)) == [
+    pytest.approx([0.4, -0.6]), pytest.approx([-0.2, 0.4])
+  ]  # fmt: skip
+
+
+def test_masked_episodes_are_in_the_statistics_of_turns_and_outside_the_loss():
+  made = scored([(0, 1), (0, 0)], [(3, 3), (3, 3)], cut=(False, True))
+  got = assemble([made], mask_overlong=True, **TURN)
+  assert by_turn(got) == [pytest.approx([0.05, 0.65])]
+  assert got.denominator_episodes == 2
+
+
+def test_a_turn_is_one_sample_in_whatever_segments_its_tokens_lie():
+  # Compaction: the second turn's tokens are in two segments, the third's in the last.
+  made = scored([(0, 1, 0), (0, 0, 0)], [(3, 6, 2), (3, 3, 3)])
+  whole = made.episodes[0].segments[0]
+  rng = np.random.default_rng(8)
+  parts = [fixtures.segment(rng, (4, 3), (3, 2)), fixtures.segment(rng, (5, 4), (2, 2))]
+  parts[1] = dataclasses.replace(parts[1], turn_T=parts[1].turn_T + 1)
+  first = dataclasses.replace(made.episodes[0], segments=tuple(parts))
+  cut = dataclasses.replace(made, episodes=(first, made.episodes[1]))
+  settings = {'baseline': 'length_weighted', **TURN}
+  one, two = assemble([made], **settings), assemble([cut], **settings)
+  assert whole.mask_T.sum() == sum(s.mask_T.sum() for s in parts) == 11
+  (a, b, other), (first_two, last_two, same) = by_turn(one)[0], by_turn(two)
+  assert first_two == [a, b] and last_two == [b, other]
+  assert same == by_turn(one)[1]

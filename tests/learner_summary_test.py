@@ -40,3 +40,29 @@ def test_sizes_of_sets_are_over_sampled_tokens_only():
   got = summary.of_groups([group], [0], top_k=4)
   assert got['kept_size_mean'] == pytest.approx(size.mean())
   assert got['singleton_share'] == pytest.approx((size == 1).mean())
+
+
+def same_text(group: types.Group, *members: int) -> types.Group:
+  """The group with the segments of its first member in `members` too."""
+  episodes = list(group.episodes)
+  for i in members:
+    episodes[i] = dataclasses.replace(episodes[i], segments=episodes[0].segments)
+  return dataclasses.replace(group, episodes=tuple(episodes))
+
+
+def test_groups_whose_members_all_sampled_the_same_are_a_share_of_groups():
+  # CASES 1.9: a seed that is not mixed with the member makes all advantages 0.
+  every = [fixtures.group(i, (1.0, 0.0, 1.0)) for i in range(4)]
+  got = summary.of_groups(every, [0] * 4, top_k=0)
+  assert (got['identical_share'], got['identical_count']) == (0, 4)
+  every[1], every[2] = same_text(every[1], 1, 2), same_text(every[2], 1)
+  got = summary.of_groups(every, [0] * 4, top_k=0)
+  assert (got['identical_share'], got['identical_count']) == (0.25, 4)
+
+
+def test_one_member_that_sampled_is_alike_to_nobody():
+  group = fixtures.group(0, (1.0, None))
+  lost = dataclasses.replace(group.episodes[1], segments=())
+  group = dataclasses.replace(group, episodes=(group.episodes[0], lost))
+  got = summary.of_groups([group], [0], top_k=0)
+  assert (got['identical_share'], got['identical_count']) == (None, 0)

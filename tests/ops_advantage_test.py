@@ -175,3 +175,63 @@ def test_advantages_are_scaled_by_calls_per_turn_of_one_at_least(direction, want
 def test_an_unknown_direction_is_refused():
   with pytest.raises(ValueError, match="direction='up'"):
     advantage.scaled_by_calls(np.ones(1), np.ones(1), np.ones(1), 'up')
+
+
+# Every turn a sample.
+
+
+def turns64(reward_GT, length_GT, gamma: float, name: str) -> list[list[float]]:
+  """Kevin's advantages from the formula, one sample at a time."""
+  samples = []
+  for i, reward_T in enumerate(reward_GT):
+    for t in range(len(reward_T)):
+      returned = sum(gamma ** (k - t) * reward_T[k] for k in range(t, len(reward_T)))
+      samples.append((i, returned, float(length_GT[i][t])))
+  out: list[list[float]] = [[] for _ in reward_GT]
+  for j, (i, returned, _) in enumerate(samples):
+    rest = samples[:j] + samples[j + 1 :] if name == 'leave_one_out' else samples
+    weight = [n if name == 'length_weighted' else 1.0 for _, _, n in rest]
+    base = sum(w * r for w, (_, r, _) in zip(weight, rest, strict=True)) / sum(weight)
+    out[i].append(returned - base)
+  return out
+
+
+@pytest.mark.parametrize('name', list(advantage.BASELINES))
+@pytest.mark.parametrize('gamma', [0.0, 0.4, 1.0])
+def test_advantages_of_turns_are_against_all_turns_of_the_group(name, gamma):
+  rng = np.random.default_rng(0)
+  sizes = [4, 1, 3, 4]
+  reward_GT = [rng.normal(size=n) for n in sizes]
+  length_GT = [rng.integers(1, 90, n).astype(float) for n in sizes]
+  got = advantage.turn_advantages(
+    reward_GT, length_GT, gamma, advantage.BASELINES[name]
+  )
+  want = turns64(reward_GT, length_GT, gamma, name)
+  assert [adv_T.size for adv_T in got] == sizes
+  for adv_T, want_T in zip(got, want, strict=True):
+    np.testing.assert_allclose(adv_T, want_T, atol=1e-12)
+
+
+@pytest.mark.parametrize('baseline', BASELINES)
+def test_episodes_of_one_turn_have_the_advantages_of_episodes_bit_for_bit(baseline):
+  rng = np.random.default_rng(4)
+  reward_G, length_G = rng.normal(size=8), rng.integers(1, 99, 8).astype(float)
+  got = advantage.turn_advantages(
+    np.split(reward_G, 8), np.split(length_G, 8), 0.4, baseline
+  )
+  want = advantage.advantages(reward_G, length_G, baseline)
+  assert np.concatenate(got).tobytes() == want.tobytes()
+
+
+def test_without_a_discount_of_later_turns_each_has_its_own_reward():
+  reward_GT = [np.array([0.0, 1.3]), np.array([0.3, 0.0])]
+  length_GT = [np.ones(2), np.ones(2)]
+  got = advantage.turn_advantages(reward_GT, length_GT, 0.0, advantage.mean)
+  assert np.concatenate(got) == pytest.approx([-0.4, 0.9, -0.1, -0.4])
+  undiscounted = advantage.turn_advantages(reward_GT, length_GT, 1.0, advantage.mean)
+  assert np.concatenate(undiscounted) == pytest.approx([0.575, 0.575, -0.425, -0.725])
+
+
+def test_turns_without_a_length_each_are_refused():
+  with pytest.raises(ValueError, match=r'got rewards of \[2\] and lengths of \[1\]'):
+    advantage.turn_advantages([np.ones(2)], [np.ones(1)], 0.4, advantage.mean)

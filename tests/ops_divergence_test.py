@@ -230,3 +230,18 @@ def test_nothing_in_a_masked_slot_reaches_an_episode(value):
   ]
   clean = _episodes(x['logp_BT'], x['mu_logp_BT'], x['mask_BT'])
   assert fixtures.same_bits(clean, _episodes(*dirty, x['mask_BT']))
+
+
+def test_a_ratio_that_is_no_number_is_outside_and_stays_with_its_episode():
+  # CASES 1.10: comparisons with NaN are false, so 'outside' may not be one.
+  x = row([np.nan, 0.0, 0.05, 1.0], [1, 1, 1, 0], [1, 1, 1, 1])
+  got = _sums(**x)
+  assert float(got.outside) == float(got.outside_signal) == 1
+  segment_BT, episode_BT = np.zeros((2, B, T), np.int32)
+  segment_BT[0, :4], episode_BT[0, :4] = [1, 2, 3, 3], [0, 1, 2, 2]
+  each = jax.jit(functools.partial(divergence.episodes, P=3, J=4))(
+    x['logp_BT'], x['mu_logp_BT'], x['mask_BT'], segment_BT, episode_BT
+  )
+  np.testing.assert_allclose(each.log_ratio_J, [np.nan, 0, 0.05, 0], atol=1e-7)
+  found = divergence.finish_episodes(each)
+  assert float(found['episode_outside']) == pytest.approx(1 / 3)

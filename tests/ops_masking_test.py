@@ -48,6 +48,26 @@ def test_an_episodes_total_is_over_all_of_its_rows(seed):
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_value_that_is_no_number_stays_with_its_own_turn_and_episode(value):
+  a = layout(4)
+  b, t = (int(i[0]) for i in np.nonzero(a['segment']))
+  mine, clean = int(a['episode'][b, t]), a['x'].copy()
+  a['x'][b, t] = value
+  got, want = (_totals(x, a['segment'], a['episode']) for x in (a['x'], clean))
+  assert not np.isfinite(got[mine])
+  others = np.arange(J) != mine
+  assert np.asarray(got)[others].tobytes() == np.asarray(want)[others].tobytes()
+  turns, plain = (
+    np.asarray(_turns(a['x'], a['turn'])),
+    np.asarray(_turns(clean, a['turn'])),
+  )
+  own = np.zeros((B, T), bool)
+  own[b] = a['turn'][b] == a['turn'][b, t]
+  assert not np.isfinite(turns[own]).any()
+  assert turns[~own].tobytes() == plain[~own].tobytes()
+
+
 def test_parts_of_a_batch_add_up_to_the_whole():
   a = layout(3)
   whole = _totals(a['x'], a['segment'], a['episode'])

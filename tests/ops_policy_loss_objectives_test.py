@@ -6,6 +6,7 @@ import functools
 import hypothesis
 from hypothesis import strategies
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -227,19 +228,27 @@ def test_a_unit_ratio_replaces_the_tokens_own():
     np.testing.assert_allclose(grad, want, rtol=1e-5)
 
 
-def test_the_kl_penalty_moves_towards_the_reference_with_the_score_gradient():
+def test_the_kl_penalty_is_taken_off_the_advantage_of_its_token():
   rng = np.random.default_rng(0)
-  logp_BT, ref_BT, mu_BT = -rng.uniform(0, 3, (3, B, T)).astype(np.float32)
+  full_BT, ref_BT = -rng.uniform(0, 3, (2, B, T)).astype(np.float32)
+  adv_BT = rng.normal(size=(B, T)).astype(np.float32)
   mask_BT = rng.random((B, T)) < 0.7
-  fn = jax.jit(jax.value_and_grad(functools.partial(policy_loss.reference_kl, cap=2.0)))
-  loss, grad = fn(logp_BT, mu_BT, ref_BT, mask_BT)
-  weight = np.minimum(np.exp(np.float64(logp_BT) - mu_BT), 2)
-  k1 = np.float64(logp_BT) - ref_BT
-  want = np.where(mask_BT, weight * k1, 0)
-  np.testing.assert_allclose(grad, want, rtol=1e-4, atol=1e-6)
-  assert float(loss) == pytest.approx((want * logp_BT).sum(), rel=1e-4)
-  dirty = [np.where(mask_BT, a, np.float32(np.nan)) for a in (logp_BT, mu_BT, ref_BT)]
-  assert fixtures.same_bits((loss, grad), fn(*dirty, mask_BT))
+  fn = functools.partial(policy_loss.kl_penalised, weight=0.3)
+  got = fn(adv_BT, full_BT, ref_BT, mask_BT)
+  want = np.where(mask_BT, adv_BT - 0.3 * (np.float64(full_BT) - ref_BT), 0)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+  dirty = [np.where(mask_BT, a, np.float32(np.nan)) for a in (adv_BT, full_BT, ref_BT)]
+  assert fixtures.same_bits(got, fn(*dirty, mask_BT))
+  grad = jax.grad(lambda x: jnp.sum(fn(adv_BT, x, ref_BT, mask_BT)))(full_BT)
+  assert not np.any(grad)  # k1 is a reward, not a term of the loss
+
+
+def test_a_policy_that_is_its_reference_keeps_its_advantages_bit_for_bit():
+  x = example('reinforce_tis', 2)
+  got = policy_loss.kl_penalised(
+    x['adv_BT'], x['logp_BT'], x['logp_BT'], np.ones((B, T), bool), weight=7.0
+  )
+  assert fixtures.same_bits(got, x['adv_BT'])
 
 
 def test_the_expected_gradient_of_the_kl_penalty_is_that_of_the_kl():
@@ -253,16 +262,18 @@ def test_the_expected_gradient_of_the_kl_penalty_is_that_of_the_kl():
     return float((np.exp(log_pi) * (log_pi - log_ref)).sum())
 
   def expected(z_V):
-    log_pi_1V = jax.nn.log_softmax(z_V)[None, :]
+    log_pi_1V, every_1V = jax.nn.log_softmax(z_V)[None, :], np.ones((1, 6), bool)
+    adv_1V = policy_loss.kl_penalised(
+      np.zeros((1, 6), np.float32),
+      log_pi_1V,
+      log_ref[None].astype(np.float32),
+      every_1V,
+      weight=1.0,
+    )
     # Each token of the vocabulary once, weighted by its probability through `mu`:
     # r = pi/mu with mu = 1 is pi, and the cap of 2 is never reached.
-    return policy_loss.reference_kl(
-      log_pi_1V,
-      np.zeros((1, 6), np.float32),
-      log_ref[None].astype(np.float32),
-      np.ones((1, 6), bool),
-      cap=2.0,
-    )
+    mu_1V = np.zeros((1, 6), np.float32)
+    return policy_loss.reinforce_tis(log_pi_1V, mu_1V, adv_1V, every_1V, cap=2.0)
 
   grad = jax.grad(expected)(z.astype(np.float32))
   step = 1e-6 * np.eye(6)

@@ -228,3 +228,16 @@ def test_what_cannot_be_routed_is_refused():
     routing.sigmoid(logit, bias, 1, groups=4, best=1)
   with pytest.raises(ValueError, match='recorded routes'):
     routing.softmax(logit, 2, renormalise=True, recorded_TK=jnp.zeros((2, 3), int))
+
+
+@pytest.mark.parametrize('renormalise', [False, True])
+def test_a_recorded_id_beyond_the_experts_gives_no_weight_that_could_pass(renormalise):
+  recorded = distinct()
+  recorded[1, 2] = E
+  for fn in (
+    functools.partial(routing.softmax, K=K),
+    functools.partial(routing.sigmoid, bias_E=jnp.asarray(BIAS), K=K),
+  ):
+    got = fn(jnp.asarray(LOGIT), renormalise=renormalise, recorded_TK=recorded)
+    bad = np.isnan(got.weight_TK).any(axis=-1)
+    np.testing.assert_array_equal(np.flatnonzero(bad), [1])

@@ -1,4 +1,4 @@
-"""The fault store itself: each fault is real. (Without faults: store_kv_test.)"""
+"""The fault store itself: each fault is real. Without faults: conformance test."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def _store(*plan: str) -> faults.FaultStore:
   return faults.FaultStore(kv.open('memory://'), rule)
 
 
-@pytest.mark.parametrize('kind', ['drop_before', 'full'])
+@pytest.mark.parametrize('kind', ['drop_before', 'full', 'busy', 'unavailable'])
 def test_lost_write_has_no_effect(kind: str):
   store = _store('', kind, kind)
   store.write('a', b'old')
@@ -43,7 +43,7 @@ def test_create_keeps_its_precondition_under_every_fault():
     try:
       assert store.create('a', b'second') is False
     except kv.StoreError:
-      assert kind in ('drop_before', 'drop_after', 'full')
+      assert kind in ('drop_before', 'drop_after', 'busy', 'unavailable', 'full')
     assert inner.read('a') == b'first', kind
 
 
@@ -180,3 +180,36 @@ def test_paced_store_refuses_a_second_write_within_a_second():
 def test_unknown_fault_is_refused():
   with pytest.raises(ValueError, match='fault'):
     faults.Fault('gremlin')
+
+
+@pytest.mark.parametrize('kind', ['drop_before', 'drop_after', 'busy', 'unavailable'])
+def test_what_may_pass_is_transient_and_a_full_disk_is_not(kind: str):
+  store = _store(kind, 'full')
+  with pytest.raises(kv.StoreError) as e:
+    store.write('a', b'1')
+  assert e.value.transient
+  with pytest.raises(kv.StoreError, match='the disk is full') as e:
+    store.write('a', b'1')
+  assert not e.value.transient
+
+
+def test_refusals_carry_their_status():
+  store = _store('busy', 'unavailable')
+  with pytest.raises(kv.StoreError, match='429'):
+    store.read('a')
+  with pytest.raises(kv.StoreError, match='503'):
+    store.list('')
+
+
+def test_disk_fills_up_after_so_many_bytes():
+  store = faults.FaultStore(kv.open('memory://'), faults.fills_up(10))
+  store.write('a', b'12345')
+  assert store.create('b', b'1234') is True
+  with pytest.raises(kv.StoreError, match='the disk is full'):
+    store.create('c', b'12')
+  assert store.read('c') is None
+  store.write('d', b'1')
+  with pytest.raises(kv.StoreError, match='the disk is full'):
+    store.write('a', b'1')
+  assert store.read('a') == b'12345'
+  assert store.list('') == ['a', 'b', 'd']

@@ -1,137 +1,17 @@
-"""Codec, packing, manifests: exact for every bit pattern, and damage never parses."""
+"""Blocks, frames, hashes, manifests: exact, and damage never parses."""
 
+from concurrent import futures
 import dataclasses
 import json
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
 
-from swe17.sync import codec, manifest, pack
+from swe17.sync import codec, manifest
+from tests import sync_fixtures
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_ALL = np.arange(1 << 16, dtype=np.uint16).view(_BF16)  # every bfloat16 there is
-
-
-def _manifest(rows, data: bytes, base=None, **changes) -> manifest.Manifest:
-  version = 0 if base is None else base.version + 1
-  objects = (manifest.Object(f'weights/data/{version:08d}-a-1.bin', len(data)),)
-  made = manifest.Manifest(
-    version=version,
-    base=None if base is None else base.version,
-    base_digest='' if base is None else base.digest,
-    codec='full' if base is None else 'xor',
-    step=version,
-    created=1.5,
-    attempt='a',
-    block_bytes=64,
-    objects=objects if data else (),
-    tensors=rows,
-    digest=manifest.digest(rows),
-    changed_share=1.0,
-    plan={'phase': 0, 'mix': {'x': 0.1}},
-  )
-  return dataclasses.replace(made, **changes)
-
-
-def _bits(tensors) -> dict[str, tuple]:
-  return {n: (a.dtype.name, a.shape, a.tobytes()) for n, a in tensors.items()}
-
-
-def _round_trip(old, new, block_bytes: int) -> tuple[manifest.Manifest, bytes, float]:
-  """Packs `old` in full and `new` as a delta, and checks that both come back."""
-  rows, data, _ = pack.pack(old, None, (), block_bytes)
-  full = _manifest(rows, data, block_bytes=block_bytes)
-  full = manifest.parse(manifest.to_bytes(full))
-  held = pack.unpack(full, [data] if data else [], None)
-  assert _bits(held) == _bits(old)
-  assert full.digest == codec.digest(old, block_bytes)
-  delta_rows, delta, share = pack.pack(new, old, rows, block_bytes)
-  made = _manifest(delta_rows, delta, full, block_bytes=block_bytes)
-  made = manifest.parse(manifest.to_bytes(made))
-  got = pack.unpack(made, [delta] if delta else [], held)
-  assert _bits(got) == _bits(new)
-  assert _bits(held) == _bits(old)
-  assert made.digest == codec.digest(new, block_bytes)
-  return made, delta, share
-
-
-def test_every_bfloat16_pattern_survives_both_ways():
-  rng = np.random.default_rng(0)
-  for shift in (1, 0x8000, 0x7FC1):
-    old = {'w': rng.permutation(_ALL)}
-    new = {'w': (old['w'].view(np.uint16) ^ np.uint16(shift)).view(_BF16)}
-    _, _, share = _round_trip(old, new, 4096)
-    assert share == 1.0
-
-
-def test_change_of_bits_alone_is_a_change():
-  """-0 equals 0 and NaN equals nothing: neither may decide what is sent."""
-  old = {'w': np.array([0x0000, 0x7FC0, 0x7FC1, 0x0001], np.uint16).view(_BF16)}
-  new = {'w': np.array([0x8000, 0x7FC1, 0x7FC1, 0x0001], np.uint16).view(_BF16)}
-  _, _, share = _round_trip(old, new, 64)
-  assert share == 0.5
-
-
-_SHAPES = st.sampled_from([(), (0,), (1,), (3,), (7, 5), (2, 0, 3), (64,), (129,)])
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-  shapes=st.lists(_SHAPES, min_size=1, max_size=4),
-  dtype=st.sampled_from(['bfloat16', 'float32', 'uint8', 'int32', 'float16']),
-  block_bytes=st.sampled_from([1, 7, 64, 1000]),
-  change=st.sampled_from([0.0, 0.02, 1.0]),
-  seed=st.integers(0, 2**32 - 1),
-)
-def test_any_bytes_in_any_shape_survive(shapes, dtype, block_bytes, change, seed):
-  rng = np.random.default_rng(seed)
-  old, new = {}, {}
-  for i, shape in enumerate(shapes):
-    size = int(np.prod(shape)) * codec.DTYPES[dtype].itemsize
-    data = rng.integers(0, 256, size, np.uint8)
-    flips = rng.integers(0, 256, size, np.uint8) * (rng.random(size) < change)
-    old[f'l{i}'] = codec.from_raw(data, dtype, shape)
-    new[f'l{i}'] = codec.from_raw(data ^ flips.astype(np.uint8), dtype, shape)
-  _round_trip(old, new, block_bytes)
-
-
-def test_transposed_and_strided_tensors_are_sent_in_c_order():
-  base = np.arange(24, dtype=np.float32).reshape(4, 6).astype(_BF16)
-  old = {'t': base.T, 's': base[:, ::2]}
-  new = {'t': base.T + base.T, 's': base[:, ::2] * 3}
-  _round_trip(old, new, 16)
-
-
-def test_no_change_stores_nothing_and_shares_the_arrays():
-  old = {'w': _ALL, 'e': np.zeros((0, 4), _BF16)}
-  rows, data, _ = pack.pack(old, None, (), 4096)
-  held = pack.unpack(_manifest(rows, data, block_bytes=4096), [data], None)
-  made, delta, share = _round_trip(old, {n: a.copy() for n, a in old.items()}, 4096)
-  assert (delta, share) == (b'', 0.0)
-  got = pack.unpack(made, [], held)
-  assert got['w'] is held['w']
-
-
-def test_decoded_tensors_cannot_be_written_to():
-  rows, data, _ = pack.pack({'w': _ALL}, None, (), 4096)
-  held = pack.unpack(_manifest(rows, data, block_bytes=4096), [data], None)
-  with pytest.raises(ValueError, match='read-only'):
-    held['w'][0] = 1
-
-
-def test_sparse_delta_is_small():
-  """CASES 4.12: 2 % changed elements of 100,000 take less than 5 % of the bytes."""
-  rng = np.random.default_rng(0)
-  old = rng.normal(0, 0.02, 100_000).astype(_BF16)
-  bits = old.view(np.uint16).copy()
-  at = rng.choice(bits.size, 2000, replace=False)
-  bits[at] += rng.choice(np.array([1, -1]), 2000).astype(np.uint16)
-  _, delta, share = _round_trip({'w': old}, {'w': bits.view(_BF16)}, 1 << 22)
-  assert share == pytest.approx(0.02)
-  assert len(delta) < 0.05 * old.nbytes
 
 
 def test_blocks_hold_whole_elements_and_cover_the_tensor():
@@ -188,8 +68,33 @@ def test_delta_on_a_base_of_another_size_is_refused():
   with pytest.raises(ValueError, match='delta'):
     codec.encode_delta(np.zeros(3, np.uint8), np.zeros(4, np.uint8))
   frame = codec.encode_delta(np.ones(4, np.uint8), np.zeros(4, np.uint8))
+  out = np.full(5, 7, np.uint8)
   with pytest.raises(ValueError, match='frame'):
-    codec.decode_delta(frame, np.zeros(5, np.uint8))
+    codec.decode_delta(frame, np.zeros(5, np.uint8), out)
+  assert (out == 7).all()
+
+
+def test_delta_can_be_applied_in_place():
+  rng = np.random.default_rng(0)
+  base, block = rng.integers(0, 256, (2, 999), np.uint8)
+  frame = codec.encode_delta(block, base)
+  out = base.copy()
+  codec.decode_delta(frame, out, out)
+  assert np.array_equal(out, block)
+  assert codec.encode_delta(block, block) == b''
+
+
+def test_frames_are_the_same_from_any_thread_and_after_any_use():
+  """zstd contexts are kept per thread: what they did before must not show."""
+  rng = np.random.default_rng(0)
+  sizes = [1, 10, 1000, 70_000]
+  made = [rng.integers(0, 4, n, np.uint8) for n in sizes * 4]
+  alone = [codec.encode_full(block) for block in made]
+  with futures.ThreadPoolExecutor(4) as pool:
+    shuffled = list(pool.map(codec.encode_full, made[::-1]))[::-1]
+    back = list(pool.map(codec.decode_full, shuffled, [b.size for b in made]))
+  assert shuffled == alone
+  assert all(np.array_equal(a, b) for a, b in zip(back, made, strict=True))
 
 
 def test_checksum_sees_one_bit_and_the_order():
@@ -209,7 +114,7 @@ def test_checksum_sees_one_bit_and_the_order():
 
 
 @pytest.fixture
-def packed() -> tuple[manifest.Manifest, bytes, dict, manifest.Manifest, bytes]:
+def packed() -> tuple[manifest.Manifest, manifest.Manifest]:
   """A full version and a delta on it, of two tensors in several blocks."""
   rng = np.random.default_rng(1)
   old = {
@@ -217,72 +122,19 @@ def packed() -> tuple[manifest.Manifest, bytes, dict, manifest.Manifest, bytes]:
     'b': rng.normal(size=40).astype(_BF16),
   }
   new = {n: (a.astype(np.float32) * 1.01).astype(_BF16) for n, a in old.items()}
-  rows, data, _ = pack.pack(old, None, (), 64)
-  full = _manifest(rows, data)
-  delta_rows, delta, _ = pack.pack(new, old, rows, 64)
-  return full, data, old, _manifest(delta_rows, delta, full), delta
-
-
-def test_every_flipped_byte_of_an_object_is_found(packed):
-  _, _, old, made, delta = packed
-  for at in range(len(delta)):
-    bad = delta[:at] + bytes([delta[at] ^ 0x20]) + delta[at + 1 :]
-    with pytest.raises(pack.Damaged) as e:
-      pack.unpack(made, [bad], old)
-    assert e.value.reason == 'sha256'
-
-
-def test_truncated_object_is_found(packed):
-  full, data, _, _, _ = packed
-  with pytest.raises(pack.Damaged) as e:
-    pack.unpack(full, [data[:-1]], None)
-  assert e.value.reason == 'truncated'
-
-
-def test_delta_on_other_bytes_is_found(packed):
-  _, _, old, made, delta = packed
-  other = dict(old)
-  other['b'] = old['b'] * old['b']
-  with pytest.raises(pack.Damaged) as e:
-    pack.unpack(made, [delta], other)
-  assert e.value.reason == 'raw_hash'
-
-
-def test_delta_applied_twice_is_found(packed):
-  _, _, old, made, delta = packed
-  once = pack.unpack(made, [delta], old)
-  with pytest.raises(pack.Damaged) as e:
-    pack.unpack(made, [delta], once)
-  assert e.value.reason == 'raw_hash'
-
-
-def test_delta_on_other_names_or_shapes_is_found(packed):
-  _, _, old, made, delta = packed
-  for base in (
-    {'a': old['a']},
-    {**old, 'c': old['a']},
-    {'a': old['a'].T, 'b': old['b']},
-    {},
-  ):
-    with pytest.raises(pack.Damaged) as e:
-      pack.unpack(made, [delta], base)
-    assert e.value.reason == 'names'
-
-
-def test_base_written_to_after_packing_is_refused(packed):
-  full, _, old, _, _ = packed
-  changed = {**old, 'a': old['a'] + old['a']}
-  with pytest.raises(ValueError, match='publish copies'):
-    pack.pack(old, changed, full.tensors, 64)
+  rows, objects, _ = sync_fixtures.packed(old)
+  full = sync_fixtures.manifest_of(rows, objects)
+  delta_rows, delta, _ = sync_fixtures.packed(new, old, rows)
+  return full, sync_fixtures.manifest_of(delta_rows, delta, full)
 
 
 def test_manifest_survives_its_json(packed):
-  for made in (packed[0], packed[3]):
+  for made in packed:
     assert manifest.parse(manifest.to_bytes(made)) == made
 
 
 def test_every_damaged_byte_of_a_manifest_is_found(packed):
-  data = manifest.to_bytes(packed[3])
+  data = manifest.to_bytes(packed[1])
   for at in range(0, len(data), 3):
     bad = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
     with pytest.raises(ValueError):
@@ -329,7 +181,7 @@ def _rewritten(made: manifest.Manifest, change) -> bytes:
 )
 def test_unsound_manifest_is_refused_in_words(packed, change, want: str):
   with pytest.raises(ValueError, match=want):
-    manifest.parse(_rewritten(packed[3], change))
+    manifest.parse(_rewritten(packed[1], change))
 
 
 def test_full_snapshot_may_not_lean_on_a_base(packed):

@@ -160,3 +160,25 @@ def test_big_endian_arrays_arrive_as_the_same_numbers():
   array = np.array([1, -2, 300], '>i4')
   _, arrays = wire.decode(wire.encode({}, {'x': array}))
   assert arrays['x'].tolist() == [1, -2, 300]
+
+
+def test_scores_of_turns_come_back_and_groups_from_before_there_were_any_are_read():
+  group = fixtures.group(3, (1.0, 0.0))
+  scores = (0.1 + 0.2, 0.0, -1e-300)
+  scored = dataclasses.replace(group.episodes[0], turn_scores=scores)
+  mixed = dataclasses.replace(group, episodes=(scored, group.episodes[1]))
+  assert equal(wire.bytes_to_group(wire.group_to_bytes(mixed)), mixed)
+  meta, arrays = wire.decode(wire.group_to_bytes(mixed))
+  assert [row.get('turn_scores', 'none') for row in meta['episodes']] == [
+    list(scores), 'none'
+  ]  # fmt: skip
+  del meta['episodes'][0]['turn_scores']
+  assert equal(wire.bytes_to_group(wire.encode(meta, arrays)), group)
+
+
+@pytest.mark.parametrize('scores', ['0.5', [[0.5]], [None], {'0': 1.0}, [True], 3])
+def test_scores_of_turns_that_are_no_list_of_numbers_are_refused(scores):
+  meta, arrays = wire.decode(wire.group_to_bytes(fixtures.group()))
+  meta['episodes'][1]['turn_scores'] = scores
+  with pytest.raises(ValueError, match='turn_scores'):
+    wire.bytes_to_group(wire.encode(meta, arrays))

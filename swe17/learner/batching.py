@@ -16,7 +16,10 @@ from swe17 import kept as kept_sets
 from swe17.learner import rewards
 from swe17.learner import state as st
 from swe17.metrics import records
-from swe17.ops import advantage
+
+# What the step fills in, if it is asked for.
+_MEASURED = ('prox_logp', 'ref_logp', 'turn_log_ratio', 'episode_log_ratio')
+_MEASURED += ('episode_tokens',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +27,21 @@ class Item:
   """One segment to train on. `adv` is its episode's advantage (a weight, imitating).
 
   Segments with the same `episode` are parts of one; '' makes an episode of its own.
+  `turn_adv`, if there, is what counts instead: an advantage for each turn of the
+  episode, float64, by the numbers of `segment.turn_T`.
   """
 
   segment: types.Segment
   adv: float
   episode: str = ''
+  turn_adv: np.ndarray | None = None
+
+  def adv_T(self) -> np.ndarray:
+    """Advantage of every sampled target, float64 [T - 1]; 0 of the others."""
+    mask_T, turn_T = self.segment.mask_T[1:], self.segment.turn_T[1:]
+    if self.turn_adv is None:
+      return np.where(mask_T, self.adv, 0.0)
+    return np.where(mask_T, self.turn_adv[np.where(mask_T, turn_T, 0)], 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,20 +144,21 @@ def _items(
   members: Sequence[types.Episode], reward_G: np.ndarray, cfg: config.Loss
 ) -> list[Item]:
   """What a group's valid members give to train on; [] where the loss would be 0."""
-  outcome_G = np.array([e.outcome.value for e in members], np.float64)
-  solved_G = np.array([e.solved for e in members])
-  if not advantage.has_signal(outcome_G, reward_G, solved_G):
+  if not rewards.has_signal(members, reward_G, cfg):
     return []
   adv_G = rewards.advantages(members, reward_G, cfg)
+  by_turn = [None] * len(members)
+  if cfg.credit == 'turn':
+    by_turn = rewards.turn_advantages(members, cfg)
   items = [
-    Item(segment, float(adv), episode.id)
-    for episode, adv in zip(members, adv_G, strict=True)
+    Item(segment, float(adv), episode.id, turn_adv)
+    for episode, adv, turn_adv in zip(members, adv_G, by_turn, strict=True)
     if _inside(episode, cfg)
     for segment in episode.segments
     if segment.mask_T[1:].any()
   ]
   # What differs may be masked, or without a token.
-  return items if any(item.adv for item in items) else []
+  return items if any(item.adv_T().any() for item in items) else []
 
 
 def _every_version(members: Sequence[types.Episode]) -> dict[int, int]:
@@ -230,7 +244,7 @@ def fill(
   for r, row in enumerate(rows):
     at = turns = 0
     for j, i in enumerate(row):
-      segment, adv = items[i].segment, items[i].adv
+      segment = items[i].segment
       n = segment.token_T.size - 1
       to = slice(at, at + n)
       a['token'][r, to] = segment.token_T[:-1]
@@ -245,12 +259,12 @@ def fill(
       turn_T = _turns(segment) + turns
       a['turn'][r, to], turns = turn_T, int(turn_T.max(initial=turns))
       a['episode'][r, to] = episodes[i]
-      a['adv'][r, to] = np.where(mask, adv, other)
+      a['adv'][r, to] = np.where(mask, items[i].adv_T(), other)
       a['temperature'][r, to] = np.where(mask, segment.temperature_T[1:], 1.0)
       kept[r, to] = kept_sets.padded(segment.kept, max(K, 1))[1:]
       at += n
   fields: dict[str, Any] = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
-  for name in ('prox_logp', 'turn_log_ratio', 'episode_log_ratio', 'episode_tokens'):
+  for name in _MEASURED:
     fields[f'{name}_MBT'] = np.zeros((M, B, T), np.float32)
   fields['kept_ids_MBTK'] = kept.reshape(M, B, T, -1)
   fields['micro'] = np.int32(-(-len(rows) // B))

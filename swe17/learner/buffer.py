@@ -35,6 +35,9 @@ def refuse(
   value = episode.outcome.value
   if value is None or not np.isfinite(value):
     return 'a valid episode without an outcome'
+  scores = episode.turn_scores
+  if scores is not None and not np.all(np.isfinite(scores)):
+    return 'the score of a turn is not finite'
   for segment in episode.segments:
     mask_T = segment.mask_T
     if any(x.shape != segment.token_T.shape for x in _per_token(segment)):
@@ -48,6 +51,11 @@ def refuse(
       return 'a token id is outside the vocabulary'
     if not np.all(segment.temperature_T[mask_T] > 0):
       return 'a temperature is not positive'
+    turn_T = segment.turn_T[mask_T]
+    if not np.all(turn_T >= 0):
+      return 'a sampled token is of no turn'
+    if scores is not None and not np.all(turn_T < len(scores)):
+      return 'a turn has no score'
     version_T = segment.version_T[mask_T]
     if not np.all((version_T >= 0) & (version_T <= newest)):
       return f'a token claims a weight version outside 0..{newest}'

@@ -22,11 +22,14 @@ from swe17 import config
 from swe17.learner import batching, buffer, optimizer, process, summary, update
 from swe17.learner import state as st
 from swe17.metrics import alarms, records
+from swe17.model import params as p
 from swe17.store import groups as group_store
-from swe17.sync import apply
+from swe17.sync import apply, publisher
 
-# (state, batch) -> (state, metrics), jitted
-Step = Callable[[st.State, st.Batch], tuple[st.State, dict[str, jax.Array]]]
+# (state, batch, reference) -> (state, metrics), jitted
+Step = Callable[
+  [st.State, st.Batch, p.Params | None], tuple[st.State, dict[str, jax.Array]]
+]
 DEAD_BATCHES = 5  # batches in a row without any signal that stop the run
 
 
@@ -44,7 +47,7 @@ def run(cfg: config.Config, resume: bool) -> int:
     if stop.is_set():
       return 1
     return _train(run_)
-  except Dead as e:
+  except (Dead, publisher.PublishConflict) as e:
     run_.events.write('alarm', text=str(e))
     print(f'error: {e}', file=sys.stderr)
     return 2
@@ -68,7 +71,7 @@ def _compiler(run_: process.Run) -> Callable[[st.Batch], Step]:
   def of(batch: st.Batch) -> Step:
     M = batch.token_MBT.shape[0]
     if M not in compiled:
-      compiled[M] = jitted.lower(run_.state, batch).compile()
+      compiled[M] = jitted.lower(run_.state, batch, run_.reference).compile()
     return compiled[M]
 
   return of
@@ -78,7 +81,7 @@ def _train(run_: process.Run) -> int:
   cfg = run_.cfg
   resumed = run_.step if run_.resumed else None
   if run_.resumed:
-    # The base of the next delta is gone with the old process: publish a full snapshot.
+    # Versions of the steps that are lost may be out: samplers go on from these weights.
     process.publish(run_, apply.to_host(run_.state.params))
   step_fn = _compiler(run_)
   if run_.step < cfg.steps:
@@ -151,7 +154,7 @@ def _one_step(
   values = summary.of_groups(consumed, ages, cfg.sampler.top_k)
   batch = _fill(run_, assembled.items, assembled.denominator_episodes)
   updating = time.monotonic()
-  run_.state, metrics = step_fn(batch)(run_.state, batch)
+  run_.state, metrics = step_fn(batch)(run_.state, batch, run_.reference)
   # The published copy is fetched to the host before the state is donated again, and
   # with it the metrics: at one version a step both wait for the same computation.
   host, metrics = apply.to_host(run_.state.params), jax.device_get(metrics)

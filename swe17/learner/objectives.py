@@ -5,7 +5,8 @@ geometric mean) or of the policy at the start of the step (decoupled PPO) is mea
 one forward pass over the batch before the step: `measured`. A batch is one step, so
 these are the very numbers of the policy that the gradient is taken at, whatever rows
 and micro-batches an episode's segments lie in. The pass is left out where nothing
-needs it.
+needs it. What the reference says of the batch (`loss.kl_weight`) is measured alike:
+`referred`.
 """
 
 from collections.abc import Callable
@@ -70,6 +71,18 @@ def _arrays(cfg: config.Loss, micro: st.Batch) -> dict[str, jax.Array]:
   return {'unit_log_ratio_BT': unit[cfg.level]} if cfg.level in unit else {}
 
 
+def penalised(cfg: config.Loss, micro: st.Batch, full_logp_BT: jax.Array) -> st.Batch:
+  """The micro-batch with the KL to the reference taken off its advantages."""
+  adv_BT = policy_loss.kl_penalised(
+    micro.adv_MBT,
+    full_logp_BT,
+    micro.ref_logp_MBT,
+    micro.mask_MBT,
+    weight=cfg.kl_weight,
+  )
+  return dataclasses.replace(micro, adv_MBT=adv_BT)
+
+
 def trained(cfg: config.Loss, micro: st.Batch) -> jax.Array:
   """The sampled tokens that the sequence mask leaves in the loss, bool [B, T]."""
   mask_BT = micro.mask_MBT
@@ -100,13 +113,13 @@ def episodes(batch: st.Batch) -> int:
   return st.EPISODES_A_ROW * M * B
 
 
-def measured(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> st.Batch:
-  """The batch with what is of turns, of episodes and of the start of the step.
+def referred(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> st.Batch:
+  """The batch with what `logp_of`, of the reference, gives for its tokens."""
+  return dataclasses.replace(batch, ref_logp_MBT=_scored(logp_of, batch))
 
-  Args:
-    logp_of: log-probability [B, T] of a micro-batch at the present weights.
-    batch: its first `batch.micro` micro-batches are looked at.
-  """
+
+def _scored(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> jax.Array:
+  """`logp_of` of the first `batch.micro` micro-batches, [M, B, T]; 0 for the rest."""
   arrays = {k: v for k, v in vars(batch).items() if k not in ('micro', 'denominator')}
 
   def body(i: jax.Array, logp_MBT: jax.Array) -> jax.Array:
@@ -114,7 +127,17 @@ def measured(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> st.Ba
     return logp_MBT.at[i].set(jax.lax.stop_gradient(logp_of(micro)))
 
   zero_MBT = jnp.zeros(batch.token_MBT.shape, jnp.float32)
-  logp_MBT = jax.lax.fori_loop(0, batch.micro, body, zero_MBT)
+  return jax.lax.fori_loop(0, batch.micro, body, zero_MBT)
+
+
+def measured(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> st.Batch:
+  """The batch with what is of turns, of episodes and of the start of the step.
+
+  Args:
+    logp_of: log-probability [B, T] of a micro-batch at the present weights.
+    batch: its first `batch.micro` micro-batches are looked at.
+  """
+  logp_MBT = _scored(logp_of, batch)
   rows = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), {
     'mask': batch.mask_MBT, 'mu': batch.mu_logp_MBT, 'logp': logp_MBT,
     'turn': batch.turn_MBT, 'segment': batch.segment_MBT, 'episode': batch.episode_MBT,

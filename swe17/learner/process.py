@@ -18,7 +18,7 @@ import optax
 
 from swe17 import config
 from swe17.agent import tokenizer
-from swe17.learner import buffer, checkpoint, imitation, optimizer
+from swe17.learner import buffer, checkpoint, imitation, optimizer, reference
 from swe17.learner import state as st
 from swe17.metrics import records, status
 from swe17.model import params as p
@@ -26,6 +26,7 @@ from swe17.ops import length
 from swe17.store import groups as group_store
 from swe17.store import kv
 from swe17.sync import apply, publisher
+from swe17.sync import plan as plans
 
 
 @dataclasses.dataclass
@@ -48,6 +49,7 @@ class Run:
   uncommitted: list[str] = dataclasses.field(default_factory=list)
   budgets: dict[str, float] = dataclasses.field(default_factory=dict)  # by task id
   resumed: bool = False
+  reference: p.Params | None = None  # of the KL penalty, if it is on
 
   @property
   def step(self) -> int:
@@ -91,6 +93,8 @@ def begin(run_: Run, resume: bool) -> None:
   tx = policy_optimiser(run_.cfg)
   newest = publisher.latest(run_.store) if resume else None
   run_.version = -1 if newest is None else newest
+  if newest is not None:
+    run_.publisher.restore(run_.cfg.sync.restore_seconds)
   run_.step_of = dict.fromkeys(range(run_.version + 1), 0)
   if resume and run_.checkpoints.latest() is not None:
     like = st.init(run_.state.params, tx)
@@ -104,6 +108,8 @@ def begin(run_: Run, resume: bool) -> None:
     # Versions after the checkpoint are of steps that are lost: they count as its own.
     for version in range(run_.version + 1):
       run_.step_of.setdefault(version, run_.step)
+    if run_.cfg.loss.kl_weight:
+      run_.reference = reference.load(run_.cfg.run_dir, run_.state.params)
     run_.resumed = True
     run_.events.write('resume', text=f'learner resumed at step {run_.step}')
     return
@@ -111,6 +117,8 @@ def begin(run_: Run, resume: bool) -> None:
   if not run_.stop.is_set():
     # The optimiser starts afresh: momentum of the imitation is not the policy's.
     run_.state = st.init(run_.state.params, tx)
+    if run_.cfg.loss.kl_weight:
+      run_.reference = reference.keep(run_.cfg.run_dir, run_.state.params)
     publish(run_, apply.to_host(run_.state.params))
     save(run_)
 
@@ -143,15 +151,16 @@ def _imitate(run_: Run) -> None:
 def _plan(run_: Run) -> dict[str, Any]:
   """What samplers and rollouts must know."""
   below, rest = buffer.cursor(run_.buffer.consumed)
-  return {
-    'step': run_.step,
-    'consumed_below': below,
-    'consumed_rest': rest,
-    'sampling': dataclasses.asdict(run_.cfg.sampler.sampling),
-    'max_staleness': run_.cfg.rollout.max_staleness,
-    'penalty_phase': _penalty_phase(run_),
-    'done': run_.step >= run_.cfg.steps,
-  }
+  return plans.make(
+    step=run_.step,
+    consumed_below=below,
+    consumed_rest=rest,
+    done=run_.step >= run_.cfg.steps,
+    sampling=run_.cfg.sampler.sampling,
+    max_staleness=run_.cfg.rollout.max_staleness,
+    penalty_phase=_penalty_phase(run_),
+    tasks=[plans.task(run_.cfg.tasks.family, run_.cfg.tasks.kinds)],
+  )
 
 
 def _penalty_phase(run_: Run) -> str:

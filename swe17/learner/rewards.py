@@ -113,3 +113,70 @@ def advantages(
     np.array([e.turns for e in members]),
     cfg.calls_scale,
   )
+
+
+def has_signal(
+  members: Sequence[types.Episode], reward_G: np.ndarray, cfg: config.Loss
+) -> bool:
+  """Whether a group trains: by its outcomes and rewards, or by its turns' scores.
+
+  With `cfg.credit='turn'` scores that differ, within an episode or between two, are a
+  signal too. The discount alone is none: it sets turns apart by their place only.
+  """
+  outcome_G = np.array([e.outcome.value for e in members], np.float64)
+  solved_G = np.array([e.solved for e in members])
+  if advantage.has_signal(outcome_G, reward_G, solved_G):
+    return True
+  return cfg.credit == 'turn' and len({x for e in members for x in _scores(e)}) > 1
+
+
+def turn_advantages(
+  members: Sequence[types.Episode], cfg: config.Loss
+) -> list[np.ndarray]:
+  """Advantages of the turns of a group's valid members, float64 [turns] each.
+
+  Credit by turn (Kevin, arXiv:2507.11948): a turn's reward is its raw score. An episode
+  that is scored once, at its end, has its outcome as the reward of its last turn and 0
+  before that, R_t = gamma^(n - 1 - t) outcome: with a small gamma the first turns of a
+  long success then lie below the baseline, so that 'episode' suits such families.
+  """
+  reward_GT, length_GT = [], []
+  for episode in members:
+    length_T = _turn_tokens(episode, cfg.baseline_tokens)
+    reward_GT.append(_turn_rewards(episode, length_T.size))
+    length_GT.append(length_T)
+  adv_GT = advantage.turn_advantages(
+    reward_GT, length_GT, cfg.gamma, advantage.BASELINES[cfg.baseline]
+  )
+  return [
+    advantage.scaled_by_calls(
+      adv_T, np.array([e.calls]), np.array([e.turns]), cfg.calls_scale
+    )
+    for e, adv_T in zip(members, adv_GT, strict=True)
+  ]
+
+
+def _scores(episode: types.Episode) -> tuple[float, ...]:
+  return () if episode.turn_scores is None else episode.turn_scores
+
+
+def _turn_tokens(episode: types.Episode, which: str) -> np.ndarray:
+  """L_it: trainable tokens by turn, float64, over all segments; `which` as `tokens`.
+
+  As many turns as have a score, else up to the last that sampled a token; at least 1.
+  """
+  counted, last = [np.zeros(0, np.int64)], len(_scores(episode)) - 1
+  for s in episode.segments:
+    last = max(last, int(s.turn_T[s.mask_T].max(initial=0)))
+    on_T = s.mask_T if which == 'sampled' else s.mask_T & (s.kept.size_T != 1)
+    counted.append(s.turn_T[on_T].astype(np.int64))
+  count_T = np.bincount(np.concatenate(counted), minlength=max(last, 0) + 1)
+  return count_T.astype(np.float64)
+
+
+def _turn_rewards(episode: types.Episode, turns: int) -> np.ndarray:
+  if episode.turn_scores is not None:
+    return np.array(episode.turn_scores, np.float64)
+  reward_T = np.zeros(turns)
+  reward_T[-1] = episode.outcome.value
+  return reward_T

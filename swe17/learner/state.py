@@ -44,10 +44,11 @@ class Batch:
       by side (what was read between two turns belongs to the earlier).
     episode_MBT: int32 episode of the segment, from 0, one numbering for the batch.
     prox_logp_MBT: float32 log-probability under the policy at the start of the step.
+    ref_logp_MBT: float32 the same under the reference, over the whole vocabulary.
     turn_log_ratio_MBT: float32 mean of logp - mu_logp over the token's turn.
     episode_log_ratio_MBT: float32 the same over all segments of its episode.
     episode_tokens_MBT: float32 sampled tokens of its episode.
-      (These four are 0 until `objectives.measured` fills them in, in the step.)
+      (These five are 0 until `objectives` fills in what is asked for, in the step.)
     micro: int32 scalar, how many micro-batches hold anything.
     denominator: float32 scalar the summed loss is divided by.
   """
@@ -65,6 +66,7 @@ class Batch:
   turn_MBT: jax.Array
   episode_MBT: jax.Array
   prox_logp_MBT: jax.Array
+  ref_logp_MBT: jax.Array
   turn_log_ratio_MBT: jax.Array
   episode_log_ratio_MBT: jax.Array
   episode_tokens_MBT: jax.Array

@@ -45,8 +45,28 @@ def of_groups(
     'staleness_mean': mean(staleness),
     'staleness_max': max(staleness, default=None),
     'staleness_count': len(staleness),
+    **_of_alike(groups),
     **_of_tokens(valid, top_k),
   }
+
+
+def _of_alike(groups: Sequence[types.Group]) -> dict[str, Any]:
+  """Share of groups whose members all sampled the same tokens: one draw, not many.
+
+  Invalid members count where they sampled; a key that all members share shows there
+  too.
+  """
+  alike = []
+  for group in groups:
+    texts = [_sampled(e) for e in group.episodes]
+    texts = [text for text in texts if text]
+    if len(texts) > 1:
+      alike.append(len(set(texts)) == 1)
+  return {'identical_share': records.mean(alike), 'identical_count': len(alike)}
+
+
+def _sampled(episode: types.Episode) -> bytes:
+  return b''.join(s.token_T[s.mask_T].tobytes() for s in episode.segments)
 
 
 def _of_tokens(valid: Sequence[types.Episode], top_k: int) -> dict[str, Any]:

@@ -22,7 +22,14 @@ from swe17.learner import objectives, optimizer
 from swe17.learner import state as st
 from swe17.model import params as p
 from swe17.model import sharding, transformer
-from swe17.ops import divergence, head, head_sharding, logprob, masking
+from swe17.ops import (
+  divergence,
+  head,
+  head_sharding,
+  logprob,
+  masking,
+  vocab_head,
+)
 
 LossFn = sums.LossFn
 
@@ -41,6 +48,9 @@ class Pieces:
   asked: jax.Array  # tokens with an advantage that is not 0
   silenced: jax.Array  # of those: clip, band or mask leave them no gradient
   masked: jax.Array  # tokens that the sequence mask leaves out
+  # To the reference, summed over sampled tokens; None without one.
+  reference_k1: jax.Array | None = None
+  reference_k3: jax.Array | None = None
 
 
 def _hidden(params: p.Params, micro: st.Batch, cfg: config.Model) -> jax.Array:
@@ -50,11 +60,11 @@ def _hidden(params: p.Params, micro: st.Batch, cfg: config.Model) -> jax.Array:
 
 
 def _scores(
-  params: p.Params, micro: st.Batch, model: config.Model, cfg: config.Loss
+  hidden_BTD: jax.Array, unembed_VD: jax.Array, micro: st.Batch, cfg: config.Loss
 ) -> logprob.Scores:
   return head.score(
-    _hidden(params, micro, model),
-    params.unembed_VD,
+    hidden_BTD,
+    unembed_VD,
     micro.target_MBT,
     micro.kept_ids_MBTK,
     micro.temperature_MBT,
@@ -73,6 +83,22 @@ def _shard() -> head_sharding.Shard | None:
   return head_sharding.Shard(on, vocab='tensor', rows=sharding.BATCH)
 
 
+def _full_logp(
+  hidden_BTD: jax.Array, unembed_VD: jax.Array, micro: st.Batch
+) -> jax.Array:
+  """Log-probability over the whole vocabulary, 0 where masked, no gradient."""
+  logp_X, _ = vocab_head.log_prob(
+    jax.lax.stop_gradient(hidden_BTD).reshape(-1, hidden_BTD.shape[-1]),
+    jax.lax.stop_gradient(unembed_VD),
+    micro.target_MBT.reshape(-1),
+    micro.temperature_MBT.reshape(-1),
+    micro.mask_MBT.reshape(-1),
+    plan=vocab_head.Plan(),
+    shard=_shard(),
+  )
+  return logp_X.reshape(micro.target_MBT.shape)
+
+
 def policy_loss_fn(
   params: p.Params,
   micro: st.Batch,
@@ -85,9 +111,16 @@ def policy_loss_fn(
 
   `J` bounds the batch's episodes; with 0 nothing is summed by episode.
   """
-  scores = _scores(params, micro, model, cfg)
+  hidden_BTD = _hidden(params, micro, model)
+  scores = _scores(hidden_BTD, params.unembed_VD, micro, cfg)
   logp_BT, mu_logp_BT, mask = scores.logp_BT, micro.mu_logp_MBT, micro.mask_MBT
-  trained = objectives.trained(cfg, micro)
+  trained = objectives.trained(cfg, micro)  # by the advantages of outcomes
+  to_reference = {}
+  if cfg.kl_weight:
+    full_logp_BT = _full_logp(hidden_BTD, params.unembed_VD, micro)
+    found = divergence.sums(micro.ref_logp_MBT, full_logp_BT, mask, mask, cap=1.0)
+    to_reference = {'reference_k1': found.k1, 'reference_k3': found.k3}
+    micro = objectives.penalised(cfg, micro, full_logp_BT)
   loss = objectives.objective(cfg)(logp_BT, micro, trained)
   # A recorded set of one is a token without signal; no set is a whole vocabulary.
   size_BT = jnp.sum(micro.kept_ids_MBTK >= 0, axis=-1)
@@ -114,6 +147,7 @@ def policy_loss_fn(
     asked=jnp.sum(masking.masked(micro.adv_MBT, mask) != 0).astype(jnp.float32),
     silenced=objectives.silenced(cfg, logp_BT, micro, trained),
     masked=jnp.sum(mask & ~trained).astype(jnp.float32),
+    **to_reference,
   )
   return loss, pieces
 
@@ -121,7 +155,13 @@ def policy_loss_fn(
 def _logp(
   params: p.Params, micro: st.Batch, *, model: config.Model, cfg: config.Loss
 ) -> jax.Array:
-  return _scores(params, micro, model, cfg).logp_BT
+  return _scores(_hidden(params, micro, model), params.unembed_VD, micro, cfg).logp_BT
+
+
+def _reference_logp(
+  reference: p.Params, micro: st.Batch, *, model: config.Model
+) -> jax.Array:
+  return _full_logp(_hidden(reference, micro, model), reference.unembed_VD, micro)
 
 
 def imitation_loss_fn(
@@ -188,6 +228,7 @@ def apply_gradient(
 def update(
   state: st.State,
   batch: st.Batch,
+  reference: p.Params | None = None,
   *,
   model: config.Model,
   loss: config.Loss,
@@ -195,8 +236,21 @@ def update(
   exact: bool = False,
   mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[st.State, dict[str, jax.Array]]:
-  """One policy-gradient step. Donate `state`."""
+  """One policy-gradient step. Donate `state`.
+
+  `reference`, which `loss.kl_weight` asks for, holds published values (bfloat16 or
+  widened), split like the parameters; it is not to be donated.
+
+  Raises:
+    ValueError: `loss.kl_weight` without a reference.
+  """
   params = p.rounded(state.params, model.dtype)
+  if loss.kl_weight:
+    if reference is None:
+      raise ValueError(f'loss.kl_weight={loss.kl_weight}: got no reference, want one')
+    held = p.rounded(reference, model.dtype)
+    ref_logp_of = functools.partial(_reference_logp, held, model=model)
+    batch = objectives.referred(ref_logp_of, batch)
   if objectives.needs_measuring(loss):
     logp_of = functools.partial(_logp, params, model=model, cfg=loss)
     batch = objectives.measured(logp_of, batch)
@@ -221,6 +275,16 @@ def update(
     'silenced_count': pieces.asked,
     'sequence_masked_share': pieces.masked / tokens,
     'trained_tokens': tokens,
+    **_to_reference(pieces, tokens),
+  }
+
+
+def _to_reference(pieces: Pieces, tokens: jax.Array) -> dict[str, jax.Array]:
+  if pieces.reference_k1 is None or pieces.reference_k3 is None:
+    return {}
+  return {
+    'kl_reference': pieces.reference_k1 / tokens,
+    'kl_reference_k3': pieces.reference_k3 / tokens,
   }
 
 

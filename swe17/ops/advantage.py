@@ -8,7 +8,7 @@ with L_i the trained tokens of episode i: "used since SWE-1.6" (SWE-2 post, Cogn
 division by a standard deviation (Dr. GRPO, arXiv:2503.20783).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -82,6 +82,37 @@ def discounted_returns(reward_T: np.ndarray, gamma: float) -> np.ndarray:
   for t in range(return_T.size - 2, -1, -1):
     return_T[t] += gamma * return_T[t + 1]
   return return_T
+
+
+def turn_advantages(
+  reward_GT: Sequence[np.ndarray],
+  length_GT: Sequence[np.ndarray],
+  gamma: float,
+  baseline: Baseline,
+) -> list[np.ndarray]:
+  """Advantages with every turn a sample of its own; float64 [turns] an episode.
+
+    A_it = R_it - b,   R_it = sum_{k >= t} gamma^(k - t) r_ik
+
+  Kevin, arXiv:2507.11948: the group's statistics are over all turns of all of its
+  trajectories (16 x 4 there). b is the episode baseline over these samples, with L_it
+  the trained tokens of the turn: no division by a standard deviation here either.
+
+  Args:
+    reward_GT: rewards of each episode's turns, one array [turns] an episode.
+    length_GT: trained tokens of the same turns.
+    gamma: discount of later turns; 0: a turn's own reward only.
+    baseline: of `BASELINES`.
+
+  Raises:
+    ValueError: an episode has rewards and lengths of different numbers of turns.
+  """
+  turns = [r_T.size for r_T in reward_GT], [n_T.size for n_T in length_GT]
+  if turns[0] != turns[1]:
+    raise ValueError(f'turns: got rewards of {turns[0]} and lengths of {turns[1]}')
+  return_X = np.concatenate([discounted_returns(r_T, gamma) for r_T in reward_GT])
+  adv_X = advantages(return_X, np.concatenate(length_GT), baseline)
+  return np.split(adv_X, np.cumsum(turns[0])[:-1])
 
 
 def scaled_by_calls(

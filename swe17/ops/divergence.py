@@ -35,6 +35,11 @@ class Sums:
   k3_max: jax.Array
 
 
+def _outside(ratio: jax.Array) -> jax.Array:
+  """Not inside [.9, 1.1]; said so that NaN is outside."""
+  return ~((ratio >= 0.9) & (ratio <= 1.1))
+
+
 def sums(
   logp_BT: jax.Array,
   mu_logp_BT: jax.Array,
@@ -50,7 +55,7 @@ def sums(
   k2_BT = jnp.square(d_BT) / 2
   # expm1 keeps k3 exact near 0, where e^d - 1 - d would be rounding noise.
   k3_BT = jnp.maximum(jnp.expm1(d_BT) - d_BT, 0.0)
-  outside_BT = (ratio_BT < 0.9) | (ratio_BT > 1.1)
+  outside_BT = _outside(ratio_BT)
   return Sums(
     tokens=mask.sum(),
     signal=signal.sum(),
@@ -150,7 +155,7 @@ def finish_episodes(e: Episodes) -> dict[str, jax.Array]:
   D_J = jnp.where(some_J, e.log_ratio_J, 0.0)
   mean_J = masking.average(D_J, e.tokens_J)
   geometric_J = jnp.exp(mean_J)
-  outside_J = some_J & ((geometric_J < 0.9) | (geometric_J > 1.1))
+  outside_J = some_J & _outside(geometric_J)
   log_w_J = jnp.where(some_J, D_J, -jnp.inf)
   # logsumexp of nothing is -inf, and -inf - -inf is NaN, as wanted.
   log_sum = jax.nn.logsumexp(log_w_J)

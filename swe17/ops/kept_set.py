@@ -23,7 +23,7 @@ class Draw:
     token_B: int32.
     logp_B: float32, log-probability within the kept set, exactly 0 for a set of one.
     entropy_B: float32 nats, of softmax(logits / T) over the whole vocabulary.
-    kept_ids_BK: int32, -1 beyond the set; K = 1 and all -1 where no filter was on.
+    kept_ids_BK: int32, -1 beyond the set; one column where no filter was on.
     topk_bound_B: bool, the set would be larger without top-k.
   """
 
@@ -117,7 +117,8 @@ def draw(
   """Draws one token a row from its kept set and records the set.
 
   `K` = 0 means that no filter is on: the draw is from the whole vocabulary and no
-  set is recorded. Temperature 0 keeps the argmax alone. Keys are consumed.
+  set is recorded. Temperature 0 keeps the argmax alone, a set of one for any `K`. Keys
+  are consumed.
   """
   greedy_B = temperature_B <= 0
   z_BV = logits_BV / jnp.where(greedy_B, 1.0, temperature_B)[:, None]
@@ -127,10 +128,12 @@ def draw(
     noise_BV = jax.vmap(lambda k: jax.random.gumbel(k, z_BV.shape[1:]))(key_B)
     sampled_B = jnp.argmax(z_BV + noise_BV, axis=-1)
     token_B = jnp.where(greedy_B, jnp.argmax(z_BV, axis=-1), sampled_B)
+    token_B = token_B.astype(jnp.int32)
     logp_B = jnp.take_along_axis(logp_BV, token_B[:, None], axis=-1)[:, 0]
-    none_B1 = jnp.full((z_BV.shape[0], 1), -1, jnp.int32)
+    logp_B = jnp.where(greedy_B, 0.0, logp_B)
+    set_B1 = jnp.where(greedy_B, token_B, -1)[:, None]
     free_B = jnp.zeros(z_BV.shape[:1], bool)
-    return Draw(token_B.astype(jnp.int32), logp_B, h_B, none_B1, free_B)
+    return Draw(token_B, logp_B, h_B, set_B1, free_B)
   top_k_B = jnp.where(greedy_B, 1, top_k_B)
   ids_BK, z_BK, keep_BK = filter(z_BV, top_p_B, min_p_B, top_k_B, K)
   bound_B = topk_bound(z_BV, z_BK, keep_BK, top_p_B, min_p_B, top_k_B) & ~greedy_B

@@ -7,7 +7,8 @@ that of a turn is the same over its own tokens (ST-PPO, arXiv:2511.20718).
 The plain product explodes with length (1.1^100 = 13,780), so it is never a weight here.
 
 Letters used here: J episodes of a batch, P places of segments in a row. No scatter:
-sums are products with one-hot matrices, so they are the same in any run.
+sums are over masks, so they are the same in any run, and a value that is no number
+stays with its own episode (a product with a one-hot matrix would hand it to all).
 """
 
 import jax
@@ -45,10 +46,10 @@ def episode_totals(
     J: static bound of episodes.
   """
   place_BTP = segment_BT[:, :, None] == jnp.arange(1, P + 1)[None, None, :]
-  x_BP = jnp.einsum('BT,BTP->BP', x_BT, place_BTP.astype(x_BT.dtype))
+  x_BP = jnp.sum(jnp.where(place_BTP, x_BT[:, :, None], 0.0), axis=1)
   of_BP = jnp.max(jnp.where(place_BTP, episode_BT[:, :, None], -1), axis=1)
   own_PJ = of_BP.reshape(-1)[:, None] == jnp.arange(J)[None, :]
-  return x_BP.reshape(-1) @ own_PJ.astype(x_BT.dtype)
+  return jnp.sum(jnp.where(own_PJ, x_BP.reshape(-1)[:, None], 0.0), axis=0)
 
 
 def turn_totals(x_BT: jax.Array, turn_BT: jax.Array) -> jax.Array:

@@ -242,28 +242,35 @@ def dppo(
   return surrogate(weight_BT, adv_BT, logp_BT, mask_BT) + penalty * distance
 
 
-def reference_kl(
-  logp_BT: jax.Array,
-  mu_logp_BT: jax.Array,
+def kl_penalised(
+  adv_BT: jax.Array,
+  full_logp_BT: jax.Array,
   ref_logp_BT: jax.Array,
   mask_BT: jax.Array,
   *,
-  cap: float,
+  weight: float,
 ) -> jax.Array:
-  """KL(pi || reference) by k1, with the score-function gradient, summed over tokens.
+  """Advantages less a penalty on the KL to a reference: A_t - weight sg[k1_t].
 
-  k1_t = log pi(y_t) - log ref(y_t), on the whole vocabulary (FACTS 1: the renormalised
-  score would hide what lies outside of the set). It acts as a reward -k1 (Composer 2,
-  arXiv:2603.24477): L = sum_t sg[min(r_t, C) k1_t] log pi(y_t). The derivative of k1
-  itself would have mean zero. Multiply by a coefficient and add it to an objective.
+    k1_t = log pi(y_t) - log ref(y_t)
+
+  k1 as a penalty is Composer 2's (arXiv:2603.24477), and it has to be a reward: as a
+  term of the loss its own derivative, grad log pi, has mean zero, and nothing would be
+  pulled. As a reward of its token it gives E[k1_t grad log q(y_t)], with pi the policy
+  that samples (q = pi) the gradient of KL(pi || ref) at each prefix; what a choice does
+  to the KL of later tokens is left out, as with a discount of 0. The objective's own
+  ratio, clip and masks then hold for the penalty as for any other reward.
+
+  Both log-probabilities are over the whole vocabulary (FACTS 1): renormalised on the
+  kept set they would not see that mass has left it. The gradient goes through the
+  objective's own log q, which under replay is within the set, as the token was drawn.
 
   Args:
-    logp_BT: learner's full-vocabulary log-probability, carries the gradient.
-    mu_logp_BT: full-vocabulary log-probability at the sampler, or `logp_BT` for r = 1.
-    ref_logp_BT: the reference's full-vocabulary log-probability.
-    mask_BT: bool, True where the token was sampled.
-    cap: C, the largest importance weight.
+    adv_BT: advantages of outcomes.
+    full_logp_BT: the policy's full-vocabulary log-probability; no gradient.
+    ref_logp_BT: the reference's, at the same temperature.
+    mask_BT: bool, True where the token was sampled; elsewhere the result is 0.
+    weight: advantage that a nat costs.
   """
-  weight_BT = jnp.minimum(ratio(logp_BT, mu_logp_BT, mask_BT), cap)
-  k1_BT = masking.log_ratio(logp_BT, ref_logp_BT, mask_BT)
-  return -surrogate(weight_BT, k1_BT, logp_BT, mask_BT)
+  k1_BT = masking.log_ratio(full_logp_BT, ref_logp_BT, mask_BT)
+  return masking.masked(adv_BT, mask_BT) - weight * k1_BT

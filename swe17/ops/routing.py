@@ -1,6 +1,6 @@
 """Which experts a token goes to and with what weight, with replay of recorded routes.
 
-  softmax   g_i = I_i exp(s_i) / sum_j I_j exp(s_j)      renormalised (R3, eq. 4-5)
+  softmax   g_i = I_i exp(s_i) / sum_j I_j exp(s_j)      renormalised (R3)
             g_i = I_i exp(s_i) / sum_all exp(s_j)        not renormalised
   sigmoid   g_i = c I_i sigma(s_i) / sum_j I_j sigma(s_j),
             I = top K of sigma(s) + bias within the best groups (DeepSeek-V3)
@@ -49,7 +49,8 @@ def replayed(own_TK: jax.Array, recorded_TK: jax.Array | None) -> tuple:
   """(ids_TK, own_T): the recorded slots of a token; its own where none is recorded.
 
   A token with a negative id in any slot has no recorded route (padding, or a tail that
-  the engine never fed).
+  the engine never fed). An id beyond the experts gives NaN weights, so that the step is
+  refused.
   """
   if recorded_TK is None:
     return own_TK, jnp.ones(own_TK.shape[0], bool)

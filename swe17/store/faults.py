@@ -5,6 +5,8 @@ fault. What each fault does, and to which operations:
 
   drop_before  all           the request is lost: no effect, StoreError
   drop_after   all           it takes effect and the reply is lost: StoreError
+  busy         all           429 Too Many Requests: no effect, StoreError
+  unavailable  all           503 Service Unavailable: no effect, StoreError
   full         write, create the disk is full: no effect, StoreError
   delay        all           sleeps, then goes on soundly
   truncate     read          returns the first half of the bytes
@@ -14,6 +16,9 @@ fault. What each fault does, and to which operations:
   stale        read          returns what the key held before its last write
                list          leaves out the key that was written last
   splice       read          first half of the new bytes, then the rest of the old
+
+Dropped, busy and unavailable are *transient* errors, as the drivers of gs:// and s3://
+raise them: `retry.RetryStore` around a fault store behaves as around those.
 
 A fault that does not fit the operation does nothing. A rule may also raise, which is
 how a test kills a process just before an operation; `drop_after` with an `error` of
@@ -33,6 +38,8 @@ from swe17.store import kv
 KINDS = (
   'drop_before',
   'drop_after',
+  'busy',
+  'unavailable',
   'full',
   'delay',
   'truncate',
@@ -42,6 +49,13 @@ KINDS = (
 )
 _T = TypeVar('_T')
 _WRITES = ('write', 'create')
+# Kind of a refusal -> what the store says, and whether another try may succeed.
+_REFUSALS = {
+  'drop_before': ('the request was lost', True),
+  'busy': ('too many requests for this key or bucket (429)', True),
+  'unavailable': ('the server is not ready (503)', True),
+  'full': ('the disk is full', False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +65,7 @@ class Operation:
   index: int  # 0, 1, 2, … in the order of this wrapper
   kind: str  # read | write | create | list | delete
   key: str  # the prefix, for list
+  size: int = 0  # bytes to be stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +120,28 @@ def paced(seconds: float, clock: Callable[[], float] = time.monotonic) -> Rule:
       return None
     now = clock()
     if now - last.get(operation.key, -float('inf')) < seconds:
-      return Fault('drop_before')
+      return Fault('busy')
     last[operation.key] = now
+    return None
+
+  return rule
+
+
+def fills_up(capacity: int) -> Rule:
+  """A rule under which the disk is full once `capacity` bytes have been accepted.
+
+  Deleting and writing over free nothing, as in a bucket that keeps old versions.
+  """
+  stored, lock = 0, threading.Lock()
+
+  def rule(operation: Operation) -> Fault | None:
+    nonlocal stored
+    if operation.kind not in _WRITES:
+      return None
+    with lock:
+      if stored + operation.size > capacity:
+        return Fault('full')
+      stored += operation.size
     return None
 
   return rule
@@ -162,7 +197,7 @@ class FaultStore:
     return None if data is None else _damage(data, fault)
 
   def write(self, key: str, data: bytes) -> None:
-    fault = self._enter('write', key)
+    fault = self._enter('write', key, len(data))
 
     def put() -> None:
       with self._history.lock:
@@ -173,7 +208,7 @@ class FaultStore:
     self._run(key, fault, put)
 
   def create(self, key: str, data: bytes) -> bool:
-    fault = self._enter('create', key)
+    fault = self._enter('create', key, len(data))
 
     def put() -> bool:
       with self._history.lock:
@@ -195,9 +230,9 @@ class FaultStore:
     fault = self._enter('delete', key)
     self._run(key, fault, lambda: self._inner.delete(key))
 
-  def _enter(self, kind: str, key: str) -> Fault | None:
+  def _enter(self, kind: str, key: str, size: int = 0) -> Fault | None:
     with self._lock:
-      operation = Operation(len(self.log), kind, key)
+      operation = Operation(len(self.log), kind, key, size)
       # Logged before the rule runs: what a raising rule stopped is on record too.
       self.log.append((operation, None))
     fault = self.rule(operation)
@@ -208,14 +243,15 @@ class FaultStore:
 
   def _run(self, key: str, fault: Fault | None, call: Callable[[], _T]) -> _T:
     kind = fault.kind if fault else ''
-    if fault and kind in ('drop_before', 'full'):
-      reason = 'the disk is full' if kind == 'full' else 'the request was lost'
-      raise fault.error or kv.StoreError(self.url, key, reason)
+    if fault and kind in _REFUSALS:
+      reason, transient = _REFUSALS[kind]
+      raise fault.error or kv.StoreError(self.url, key, reason, transient=transient)
     if fault and kind == 'delay':
       self._sleep(fault.seconds)
     result = call()
     if fault and kind == 'drop_after':
-      raise fault.error or kv.StoreError(self.url, key, 'the reply was lost')
+      lost = kv.StoreError(self.url, key, 'the reply was lost', transient=True)
+      raise fault.error or lost
     return result
 
 

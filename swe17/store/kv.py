@@ -5,59 +5,41 @@ objects; the only condition is *create if absent*, and everything that must happ
 (a weight version, a group) rests on it. Each operation is atomic and thread-safe;
 asyncio callers go through `asyncio.to_thread`.
 
+  file://    store/file.py, one machine or a shared file system
+  gs://      store/gcs.py   s3://  store/s3.py; both through store/retry.py
+  memory://  tensorstore's, for tests
+
 The store behind it is tensorstore's. It keeps threads of its own, so an open store
 must not cross a fork: spawn, and open it there by its URL.
 
-Files are written by `_FileStore` itself. Of tensorstore's ways to lock a file (0.1.86),
-`os` re-uses the temporary file that a killed writer left without cutting it, so that
-its tail ends up in the next object of that name; `lockfile` blocks for ever on it;
-`none` does not hold the precondition.
+Object stores take about one write a second to one key. So whatever comes often has a
+key of its own (a version, a group); keys that are written over, such as a sampler's
+address, are written when a process starts.
 """
 
-import builtins
-from collections.abc import Callable
-import contextlib
-import errno
-import os
 import re
-from typing import Protocol, TypeVar
-import uuid
+from typing import Protocol
 
-import tensorstore as ts
-
-_T = TypeVar('_T')
-
-# Generation that tensorstore knows as "no such key". Its empty generation is "any".
-_ABSENT = b'\x02'
+DEADLINE = 30.0  # s for which an operation of gs:// or s3:// is tried again
 _SEGMENT = re.compile(r'[A-Za-z0-9_+=][A-Za-z0-9._+=-]*')
 _MAX_KEY = 512
-_OS_CODE = re.compile(r"os_error_code='(\d+)'")
-_OS_REASON = {
-  1: 'no permission',
-  2: 'the folder is missing',
-  13: 'no permission',
-  17: 'a file is where a folder should be',
-  20: 'a file is where a folder should be',
-  21: 'a folder is where the object should be',
-  27: 'the object exceeds the file size limit',
-  28: 'the disk is full',
-  30: 'the file system is read-only',
-  95: 'the file system has no hard links',
-  122: 'the disk quota is used up',
-}
+# Bucket names as both clouds take them, and a prefix without a slash at either end.
+_BUCKET = re.compile(r'(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(.+?))?/?')
 
 
 class StoreError(RuntimeError):
   """The store did not answer as asked: the caller may try again, or stop and say so.
 
   After a failed `write`, `create` or `delete` it is *unknown* whether it took place.
+  `transient`: the store was busy or out of reach, rather than wrong or full.
   """
 
-  def __init__(self, url: str, key: str, reason: str):
+  def __init__(self, url: str, key: str, reason: str, *, transient: bool = False):
     super().__init__(f'store {url}: {key or "(listing)"}: {reason}')
     self.url = url
     self.key = key
     self.reason = reason
+    self.transient = transient
 
 
 class Store(Protocol):
@@ -95,151 +77,49 @@ def check_key(key: str) -> str:
   return key
 
 
-def open(url: str) -> Store:
+def bucket_of(url: str) -> tuple[str, str, str]:
+  """(scheme, bucket, prefix) of a gs:// or s3:// URL; ValueError for any other."""
+  found = _BUCKET.fullmatch(url)
+  if found is None:
+    raise ValueError(
+      f'store: got {url!r}, want file:///absolute/folder, gs://bucket/prefix, '
+      's3://bucket/prefix or memory://'
+    )
+  scheme, bucket, prefix = found.group(1), found.group(2), found.group(3) or ''
+  return scheme, bucket, check_key(prefix) if prefix else ''
+
+
+def open(url: str, *, deadline: float = DEADLINE) -> Store:
   """Opens a store by URL.
 
   `file:///absolute/folder` (made if absent) is shared by every process that opens it.
   `memory://` is private to the object that is returned: pass that object on.
-  ValueError on any other URL; StoreError if the folder can't be made.
+  `gs://bucket[/prefix]` and `s3://bucket[/prefix]`: the bucket must be there, and is
+  looked at. Their operations are tried again for `deadline` seconds, then StoreError.
+
+  Whom they talk to is read from the environment by this call and kept by the store:
+  TENSORSTORE_GCS_HTTP_URL with STORAGE_EMULATOR_HOST (both or neither) for gs://,
+  AWS_ENDPOINT_URL for s3://. So processes, and stores of one process, may each have
+  an endpoint of their own, such as a proxy.
+
+  ValueError on any other URL; StoreError, within seconds, if the folder can't be made
+  or the bucket is missing, out of reach, or barred.
   """
+  # Each kind is imported when it is opened: no other pays for its libraries.
   scheme, found, path = url.partition('://')
   if found and scheme == 'file' and path.startswith('/'):
-    try:
-      os.makedirs(path, exist_ok=True)
-    except OSError as e:
-      reason = _OS_REASON.get(e.errno or 0, e.strerror or str(e))
-      raise StoreError(url, path, f'cannot make the folder: {reason}') from e
-    return _FileStore(url, path.rstrip('/') + '/')
+    from swe17.store import file
+
+    return file.open(url, path)
   if url == 'memory://':
-    return _TensorStore(url, {'driver': 'memory'})
-  raise ValueError(f'store: got {url!r}, want file:///absolute/folder or memory://')
+    from swe17.store import driver
 
+    return driver.TensorStore(url, {'driver': 'memory'})
+  scheme, bucket, prefix = bucket_of(url)
+  if scheme == 'gs':
+    from swe17.store import gcs
 
-class _TensorStore:
-  """A store over one tensorstore driver."""
+    return gcs.open(url, bucket, prefix, deadline)
+  from swe17.store import s3
 
-  def __init__(self, url: str, spec: dict[str, str]):
-    self.url = url
-    self._kv = ts.KvStore.open(spec).result()
-    self._pid = os.getpid()
-
-  def read(
-    self, key: str, start: int | None = None, stop: int | None = None
-  ) -> bytes | None:
-    check_key(key)
-    if (start or 0) < 0 or (stop is not None and stop < (start or 0)):
-      raise ValueError(
-        f'read {key}: got range {start=} {stop=}, want 0 <= start <= stop'
-      )
-    span = slice(start, stop) if start or stop is not None else None
-    try:
-      got = self._call(key, lambda: self._kv.read(key, byte_range=span).result())
-    except StoreError as e:
-      # The driver refuses a range that the object does not cover; a slice is cut.
-      if span is None or 'OUT_OF_RANGE' not in e.reason:
-        raise
-      whole = self.read(key)
-      return None if whole is None else whole[span]
-    return None if got.state == 'missing' else got.value
-
-  def write(self, key: str, data: bytes) -> None:
-    check_key(key)
-    self._call(key, lambda: self._kv.write(key, data).result())
-
-  def create(self, key: str, data: bytes) -> bool:
-    check_key(key)
-    stamp = self._call(
-      key, lambda: self._kv.write(key, data, if_equal=_ABSENT).result()
-    )
-    # A generation comes back if the write took place, the empty one if it did not.
-    return stamp.generation != b''
-
-  def list(self, prefix: str) -> list[str]:
-    last = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ''
-    span = ts.KvStore.KeyRange(prefix, last)
-    keys = self._call('', lambda: self._kv.list(span).result())
-    return sorted(key.decode() for key in keys)
-
-  def delete(self, key: str) -> None:
-    check_key(key)
-    self._call(key, lambda: self._kv.write(key, None).result())
-
-  def _call(self, key: str, operation: Callable[[], _T]) -> _T:
-    if os.getpid() != self._pid:
-      raise RuntimeError(
-        f'store {self.url} was opened by process {self._pid} and used after a fork; '
-        'spawn the process and open the store there'
-      )
-    try:
-      return operation()
-    except (ValueError, NotImplementedError, OSError) as e:
-      raise StoreError(self.url, key, _reason(str(e))) from e
-
-
-class _FileStore(_TensorStore):
-  """A folder. Objects appear whole: a temporary file is linked or renamed into place.
-
-  Temporary names are fresh ones that the driver's listing leaves out, so what a killed
-  writer leaves behind is never seen and never re-used.
-  """
-
-  def __init__(self, url: str, root: str):
-    super().__init__(url, {'driver': 'file', 'path': root})
-    self._root = root
-
-  def write(self, key: str, data: bytes) -> None:
-    self._put(key, data, os.replace)
-
-  def create(self, key: str, data: bytes) -> bool:
-    return self._put(key, data, _link)
-
-  def _put(
-    self, key: str, data: bytes, place: Callable[[str, str], bool | None]
-  ) -> bool:
-    path = self._root + check_key(key)
-    folder = os.path.dirname(path)
-    temporary = f'{folder}/.{uuid.uuid4().hex}.__lock'
-    try:
-      os.makedirs(folder, exist_ok=True)
-      try:
-        with builtins.open(temporary, 'xb') as file:
-          file.write(data)
-          file.flush()
-          os.fsync(file.fileno())
-        done = place(temporary, path) is not False
-      finally:
-        with contextlib.suppress(FileNotFoundError):
-          os.unlink(temporary)
-      _sync_folder(folder)
-    except OSError as e:
-      plain = _OS_REASON.get(e.errno or 0, 'the write failed')
-      raise StoreError(self.url, key, f'{plain} [{e.strerror}]') from e
-    return done
-
-
-def _link(temporary: str, path: str) -> bool:
-  """Gives a file its name if the name is free. A hard link is atomic, also on NFS."""
-  try:
-    os.link(temporary, path)
-  except FileExistsError:
-    if os.path.isdir(path):
-      raise IsADirectoryError(errno.EISDIR, 'Is a directory') from None
-    # Over NFS the reply may be lost and the call repeated: two names say it worked.
-    return os.stat(temporary).st_nlink == 2
-  return True
-
-
-def _sync_folder(folder: str) -> None:
-  """Makes a new name durable."""
-  handle = os.open(folder, os.O_RDONLY)
-  try:
-    os.fsync(handle)
-  finally:
-    os.close(handle)
-
-
-def _reason(text: str) -> str:
-  """A plain reason for tensorstore's error text, which follows in brackets."""
-  code = _OS_CODE.search(text)
-  plain = _OS_REASON.get(int(code.group(1))) if code else None
-  return f'{plain} [{text}]' if plain else text
+  return s3.open(url, bucket, prefix, deadline)

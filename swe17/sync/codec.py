@@ -1,15 +1,17 @@
 """Weights as bytes: blocks, frames, hashes. Lossless for every bit pattern.
 
-Nothing here looks at a value: a tensor is its raw bytes, little-endian, C order, cut
-into blocks of `block_bytes` (rounded down to whole elements). bfloat16 tensors are
-arrays of `ml_dtypes.bfloat16`, which is what numpy gets from a JAX array.
+A tensor is its raw bytes, little-endian, C order, cut into blocks of `block_bytes`
+(rounded down to whole elements). bfloat16 tensors are arrays of `ml_dtypes.bfloat16`,
+which is what numpy gets from a JAX array.
 
   full    zstd-3 of the block
   xor     zstd-3 of (block XOR the same block of the base version)
+  ulp     positions and distances of the floats that changed (`sync.ulp`)
   same    nothing: the block equals the base's
 
-Each frame carries zstd's checksum. A block is known by the xxh3-128 of its raw bytes,
-a tensor by the hash of its block hashes, a version by the hash of (name, dtype, shape,
+Nothing is computed with values: `ulp` reads bits as integers, the others as bytes. Each
+frame carries zstd's checksum. A block is known by the xxh3-128 of its raw bytes, a
+tensor by the hash of its block hashes, a version by the hash of (name, dtype, shape,
 tensor hash) sorted by name. `checksum` is the sum that a device can compute too.
 
 After SWE-1.7 (XOR against the previous weights, then zstd).
@@ -18,6 +20,7 @@ After SWE-1.7 (XOR against the previous weights, then zstd).
 from collections.abc import Iterable, Mapping
 import hashlib
 import json
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -35,7 +38,9 @@ DTYPES: dict[str, np.dtype] = {
   'int8': np.dtype('i1'),
   'uint8': np.dtype('u1'),
 }
+Bytes = bytes | bytearray | memoryview
 _LEVEL = 3
+_LOCAL = threading.local()  # zstd contexts: costly to make, one call at a time
 ODD = (2654435761, 2246822519)  # odd multipliers: one changed bit always shows
 
 
@@ -61,20 +66,23 @@ def blocks(nbytes: int, itemsize: int, block_bytes: int) -> list[slice]:
 
 def encode_full(block: np.ndarray) -> bytes:
   """Compresses a block by itself. `block`: uint8 [n]."""
-  compressor = zstandard.ZstdCompressor(
-    level=_LEVEL, write_checksum=True, write_content_size=True
-  )
-  return compressor.compress(block.data)
+  if not hasattr(_LOCAL, 'compressor'):
+    _LOCAL.compressor = zstandard.ZstdCompressor(
+      level=_LEVEL, write_checksum=True, write_content_size=True
+    )
+  return _LOCAL.compressor.compress(block.data)
 
 
-def decode_full(frame: bytes, size: int) -> np.ndarray:
+def decode_full(frame: Bytes, size: int) -> np.ndarray:
   """Inverse of `encode_full`. ValueError unless it holds exactly `size` bytes."""
+  if not hasattr(_LOCAL, 'decompressor'):
+    _LOCAL.decompressor = zstandard.ZstdDecompressor()
   try:
     # The size in the header decides what zstd allocates, so it is checked first.
     found = zstandard.frame_content_size(frame)
     if found != size:
       raise ValueError(f'frame holds {found} bytes, want {size}')
-    data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    data = _LOCAL.decompressor.decompress(frame, allow_extra_data=False)
   except zstandard.ZstdError as e:
     raise ValueError(f'frame does not decompress: {e}') from e
   return np.frombuffer(data, np.uint8)
@@ -87,13 +95,26 @@ def encode_delta(block: np.ndarray, base: np.ndarray) -> bytes:
   """
   if block.shape != base.shape:
     raise ValueError(f'delta: got {block.size} bytes on a base of {base.size}')
-  difference = np.bitwise_xor(block, base)
+  difference = np.bitwise_xor(block, base, out=scratch(block.size))
   return encode_full(difference) if difference.any() else b''
 
 
-def decode_delta(frame: bytes, base: np.ndarray) -> np.ndarray:
-  """Inverse of `encode_delta`: a new array, `base` is left as it is."""
-  return np.bitwise_xor(decode_full(frame, base.size), base) if frame else base.copy()
+def decode_delta(frame: Bytes, base: np.ndarray, out: np.ndarray) -> None:
+  """Inverse of `encode_delta`: writes to `out`, uint8 [n]; it may be `base` itself.
+
+  ValueError, with `out` untouched, if the frame does not hold `n` bytes.
+  """
+  np.bitwise_xor(decode_full(frame, base.size), base, out=out)
+
+
+def scratch(size: int) -> np.ndarray:
+  """This thread's own buffer, uint8 [size], until it asks again.
+
+  Fresh memory of a block's size costs as much in page faults as a pass over it.
+  """
+  if not hasattr(_LOCAL, 'scratch') or _LOCAL.scratch.size < size:
+    _LOCAL.scratch = np.empty(size, np.uint8)
+  return _LOCAL.scratch[:size]
 
 
 def changed(array: np.ndarray, base: np.ndarray) -> int:
@@ -107,7 +128,7 @@ def raw_hash(block: np.ndarray) -> str:
   return xxhash.xxh3_128_hexdigest(block.data)
 
 
-def stored_hash(data: bytes) -> str:
+def stored_hash(data: Bytes) -> str:
   """sha256 of bytes as they lie in the store, 64 hex digits."""
   return hashlib.sha256(data).hexdigest()
 

@@ -1,13 +1,13 @@
 """Manifests: one JSON object per weight version, written last, created once.
 
   weights/manifest/{v:08d}.json             what version v is, and where
-  weights/data/{v:08d}-{attempt}-{n}.bin    its frames, one after another
+  weights/data/{v:08d}-{attempt}-{n}.bin    its frames, one after another, one or more
 
 A version exists when its manifest does. It names its base, its codec, the object and
 byte range of every block with the sha256 of what is stored and the xxh3-128 of the raw
 bytes that result, a digest per tensor and one for the whole, the learner's step, and
-*the plan*: whatever samplers and rollouts must know. A checksum over all of it stands
-in the file, so that no damaged manifest parses.
+*the plan* (plan.py): whatever samplers and rollouts must know. A checksum over all of
+it stands in the file, so that no damaged manifest parses.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,12 @@ from typing import Any
 
 from swe17.store import kv
 from swe17.sync import codec
+from swe17.sync import plan as plans
 
 SCHEMA = 1
 MANIFESTS = 'weights/manifest/'
 DATA = 'weights/data/'
-CODINGS = ('full', 'xor', 'same')
+CODINGS = ('full', 'xor', 'ulp', 'same')
 _NAME = re.compile(r'weights/manifest/(\d{8})\.json')
 _DATA_NAME = re.compile(r'weights/data/(\d{8})-.+\.bin')
 _HEX = re.compile(r'[0-9a-f]+')
@@ -40,7 +41,7 @@ class Object:
 class Block:
   """One block of a tensor: `start` to `stop` of an object, or nothing ('same')."""
 
-  coding: str  # full | xor | same
+  coding: str  # one of CODINGS
   object: int  # index into Manifest.objects
   start: int
   stop: int
@@ -131,6 +132,7 @@ def read(store: kv.Store, version: int) -> Manifest | None:
 
 def to_bytes(manifest: Manifest) -> bytes:
   """A manifest as JSON with its checksum. ValueError if the plan is not JSON."""
+  plans.check(manifest.plan)
   body = {'schema': SCHEMA, **vars(manifest)}
   body['objects'] = [vars(entry) for entry in manifest.objects]
   body['tensors'] = [
@@ -202,6 +204,9 @@ def _check(m: Manifest) -> None:
   for entry in m.objects:
     if data_version(kv.check_key(entry.key)) != m.version or entry.size < 0:
       raise ValueError(f'manifest {m.version}: object {entry} is not its own')
+  if not isinstance(m.plan, dict):
+    raise ValueError(f'manifest {m.version}: plan: got {m.plan!r}, want an object')
+  plans.check(m.plan)
   for tensor in m.tensors:
     _check_tensor(m, tensor)
   if digest(m.tensors) != m.digest:

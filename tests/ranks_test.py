@@ -34,7 +34,18 @@ RANK_0 += ['swe17.kept', 'swe17.wire_kept', 'swe17.wire']
 JAX = {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}
 JAX_PACKAGES = {'swe17.ops', 'swe17.model', 'swe17.learner', 'swe17.sampler'}
 # Numpy files among packages with JAX, and the one file with JAX among those without.
-WITHOUT_JAX = {'swe17.ops', 'swe17.ops.advantage', 'swe17.ops.length'}
+WITHOUT_JAX = {'swe17.ops', 'swe17.ops.advantage', 'swe17.ops.length', 'swe17.model'}
+WITHOUT_JAX |= {
+  f'swe17.model.{file}'
+  for file in (
+    'hf_config',
+    'hf_config_write',
+    'hf_files',
+    'gguf_file',
+    'names',
+    'source',
+  )
+}
 WITH_JAX = {'swe17.sync.apply'}
 
 # Third party -> the modules (or packages) that may import it.

@@ -136,7 +136,8 @@ def _write_shards(
     with (folder / name).open('wb') as file:
       total += _write_header(file, shard)
       for kind, parts in shard.values():
-        file.write(_values(parts, leaves).astype(hf_files.FLOATS[kind]).data)
+        values = _values(parts, leaves).astype(hf_files.FLOATS[kind], copy=False)
+        file.write(values.view(np.uint8).data)
       file.flush()
       os.fsync(file.fileno())
     index |= dict.fromkeys(shard, name)

@@ -12,7 +12,6 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from swe17 import config
@@ -158,16 +157,20 @@ def _leaf(
   tensors: hf_files.Tensors,
   sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
+  """Device by device, each waited for: the host holds one piece at a time.
+
+  (`jax.make_array_from_callback` collects the pieces of all devices first.)
+  """
   if sharding is None:
     whole = tuple(slice(0, n) for n in leaf.shape)
-    # A copy: an array that borrowed host memory could not be donated.
-    return jnp.array(_values(leaf.shape, fill, tensors, whole), copy=True)
-
-  def piece(index: Sequence[slice] | None) -> np.ndarray:
+    made = jax.device_put(_values(leaf.shape, fill, tensors, whole))
+    return jax.block_until_ready(made)
+  pieces = []
+  for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
     assert index is not None
-    return _values(leaf.shape, fill, tensors, index)
-
-  return jax.make_array_from_callback(leaf.shape, sharding, piece)
+    piece = jax.device_put(_values(leaf.shape, fill, tensors, index), device)
+    pieces.append(jax.block_until_ready(piece))
+  return jax.make_array_from_single_device_arrays(leaf.shape, sharding, pieces)
 
 
 def _values(

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
 from swe17 import config
 from swe17.model import cache as kv
 from swe17.model import load, names, source, transformer
 from tests import parity
-
-transformers = pytest.importorskip('transformers')
 
 T, V = parity.T, parity.VOCAB
 POSITIONS = (0, 1, 17, 63)

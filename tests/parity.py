@@ -5,12 +5,17 @@ Norms are moved away from one, biases away from zero, and weights are large enou
 attention is not uniform and routers are decided.
 """
 
+from collections.abc import Callable
 import functools
 import pathlib
 
 import numpy as np
 import torch
 import transformers
+
+from swe17 import config
+from swe17.model import load, source
+from swe17.model import params as p
 
 VOCAB, T = 97, 64
 
@@ -171,3 +176,17 @@ def gradients(
 @functools.cache
 def tokens(seed: int, size: int = T) -> np.ndarray:
   return np.random.default_rng(seed).integers(0, VOCAB, size).astype(np.int32)
+
+
+def save_all(make: Callable[[str], pathlib.Path]) -> dict[str, pathlib.Path]:
+  """A folder a case, as transformers saves it; nobody may change them."""
+  folders = {name: make(name) for name in CASES}
+  for name, folder in folders.items():
+    save(name, folder)
+  return folders
+
+
+def loaded(folder: pathlib.Path, **settings) -> tuple[p.Params, config.Model]:
+  """Our parameters and settings of a folder."""
+  cfg = source.settle(config.Model(source=str(folder), **settings))
+  return load.load(cfg.source, cfg), cfg

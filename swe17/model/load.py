@@ -7,6 +7,7 @@ widened, which is exact.
 """
 
 from collections.abc import Mapping, Sequence
+import gc
 import itertools
 import re
 from typing import Any
@@ -162,15 +163,28 @@ def _leaf(
   (`jax.make_array_from_callback` collects the pieces of all devices first.)
   """
   if sharding is None:
-    whole = tuple(slice(0, n) for n in leaf.shape)
-    made = jax.device_put(_values(leaf.shape, fill, tensors, whole))
-    return jax.block_until_ready(made)
+    return _put(_values(leaf.shape, fill, tensors, _whole(leaf.shape)), None)
   pieces = []
   for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
-    assert index is not None
-    piece = jax.device_put(_values(leaf.shape, fill, tensors, index), device)
-    pieces.append(jax.block_until_ready(piece))
+    index = _whole(leaf.shape) if index is None else index
+    pieces.append(_put(_values(leaf.shape, fill, tensors, index), device))
   return jax.make_array_from_single_device_arrays(leaf.shape, sharding, pieces)
+
+
+def _whole(shape: tuple[int, ...]) -> tuple[slice, ...]:
+  return tuple(slice(0, n) for n in shape)
+
+
+def _put(values: np.ndarray, device: jax.Device | None) -> jax.Array:
+  """On the device, and the host's copy let go.
+
+  JAX gives up its reference to host memory only when it is called again, or at a
+  garbage collection: without one, the host holds the last piece beside the next.
+  """
+  made = jax.block_until_ready(jax.device_put(values, device))
+  del values
+  gc.collect(0)
+  return made
 
 
 def _values(

@@ -63,7 +63,10 @@ class Moe:
   groups: int = _f(1, 'sigmoid: equal groups of experts')
   best_groups: int = _f(1, 'sigmoid: groups that a token may use')
   scale: float = _f(1.0, 'sigmoid: factor of the routed experts')
+  replay: bool = _f(True, 'samplers record routes, the learner replays them (R3)')
+  bias_speed: float = _f(0.0, 'sigmoid: step of the bias that balances load; 0: still')
   capacity: float = _f(2.0, 'expert-parallel: rows a shard may get, over its fair part')
+  exchange: str = _f('auto', 'auto | blocks | ragged: how rows go to their experts')
   quantise: str = _f(
     'none', 'none | weights | both: NVFP4 fake quantisation of experts'
   )
@@ -75,7 +78,13 @@ class Moe:
     _above(self, at, 0, 'scale')
     _one_of(self, at, 'router', 'softmax', 'sigmoid')
     _one_of(self, at, 'quantise', 'none', 'weights', 'both')
+    _one_of(self, at, 'exchange', 'auto', 'blocks', 'ragged')
+    _at_least(self, at, 0, 'bias_speed')
     if self.experts:
+      _want(self.experts <= 1 << 15, f'{at}experts', self.experts, 'at most 32768')
+      if self.bias_speed:
+        want = 'sigmoid, which has the bias of bias_speed'
+        _want(self.router == 'sigmoid', f'{at}router', self.router, want)
       most = self.experts // self.groups * self.best_groups
       _want(self.active <= most, f'{at}active', self.active, f'at most {most}')
       _want(
@@ -84,6 +93,11 @@ class Moe:
         self.groups,
         f'a divisor of experts={self.experts}',
       )
+
+  @property
+  def route_dtype(self) -> str:
+    """The dtype that recorded ids are kept and sent in."""
+    return 'uint8' if self.experts <= 256 else 'uint16'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +163,13 @@ class Model:
   @property
   def moe_layers(self) -> int:
     return self.layers - self.dense_layers
+
+  @property
+  def routes(self) -> tuple[int, int, int] | None:
+    """(layers, experts a token, experts) of recorded routes; None: none are."""
+    if not (self.moe.experts and self.moe.replay):
+      return None
+    return self.moe_layers, self.moe.active, self.moe.experts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,6 +127,7 @@ async def _turns(
       request,
       token_T=np.asarray(log.token, np.int32),
       max_new=min(cfg.max_new_tokens, cfg.max_context - len(log.token)),
+      routes_from=log.routed,
     )
     result = await generate(request)
     record.check_result(result, request, tok.vocab_size)

@@ -58,6 +58,23 @@ def check_result(
   own = np.bincount(owner[result.kept.ids == result.token_T[owner]], minlength=n)
   if not (own == (size_T > 0)).all():
     raise SamplerError('sampler: a token lies outside its kept set')
+  _check_routes(result, request)
+
+
+def _check_routes(result: types.GenerateResult, request: types.GenerateRequest) -> None:
+  """Rows may go back behind what is held, never leave a gap, and end at the last fed.
+
+  What was fed is all of the context and every drawn token but the last.
+  """
+  if result.routes_RNK is None:
+    return
+  start, rows = result.routes_start, result.routes_RNK.shape[0]
+  fed = request.token_T.size + result.token_T.size - 1
+  if not 0 <= start <= request.routes_from or start + rows != fed:
+    raise SamplerError(
+      f'sampler: got {rows} routes from token {start}, want those up to token {fed} '
+      f'from {request.routes_from} or before'
+    )
 
 
 class Record:
@@ -71,10 +88,16 @@ class Record:
     self._drawn: list[tuple[float, float, float, int, int]] = []
     self._kept_size: list[int] = []
     self._kept_ids: list[np.ndarray] = []
+    self._routes: list[np.ndarray] = []  # [R, N, K] each, one after another
     self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
     self.topk_bound = 0
     self.tool_seconds = 0.0
     self.cut = False
+
+  @property
+  def routed(self) -> int:
+    """Tokens whose routes are recorded: what `GenerateRequest.routes_from` says."""
+    return sum(len(rows) for rows in self._routes)
 
   def given(self, ids: list[int]) -> None:
     """Appends what the sampler did not draw."""
@@ -100,9 +123,17 @@ class Record:
     )
     self._kept_size += result.kept.size_T.tolist()
     self._kept_ids.append(result.kept.ids)
+    if result.routes_RNK is not None:
+      self._replace_routes(result.routes_RNK, result.routes_start)
     self.turns += 1
     self.thinking += _thinking_tokens(self.tokenizer, ids)
     self.topk_bound += result.topk_bound
+
+  def _replace_routes(self, rows_RNK: np.ndarray, start: int) -> None:
+    """Rows from `start` on are these: a cache that was made anew has new ones."""
+    if start < self.routed:
+      self._routes = [np.concatenate(self._routes)[:start]]
+    self._routes.append(rows_RNK)
 
   async def run(
     self, calls: list[tools.Call], env: base.Env, max_calls: int
@@ -131,6 +162,7 @@ class Record:
         np.concatenate([[0], np.cumsum(self._kept_size)]).astype(np.int32),
         np.concatenate([np.zeros(0, np.int32), *self._kept_ids]).astype(np.int32),
       ),
+      routes_RNK=np.concatenate(self._routes) if self._routes else None,
     )
 
 

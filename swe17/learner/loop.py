@@ -218,6 +218,7 @@ def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> s
     denominator=batching.denominator(cfg.loss, episodes, cfg.agent.max_context),
     # With several steps a version, the learner may be ahead of the newest one.
     version=run_.version if run_.step_of[run_.version] == run_.step else -1,
+    routes=cfg.model.routes,
   )
 
 

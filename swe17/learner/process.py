@@ -73,6 +73,7 @@ def open_run(cfg: config.Config, stop: threading.Event) -> Run:
       vocab=vocab,
       truncates=cfg.sampler.sampling.truncates,
       top_k=cfg.sampler.top_k,
+      routes=cfg.model.routes,
     ),
     publisher=publisher.Publisher(store, cfg.sync, attempt=uuid.uuid4().hex[:12]),
     checkpoints=checkpoint.Checkpoints(cfg.run_dir, cfg.checkpoint),

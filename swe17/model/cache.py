@@ -20,11 +20,14 @@ class Cache:
     k: per layer [B slots, C, S positions, H] keys; with latent attention [B, 1, S,
       L + r], the latents and the rotated part.
     v: per layer [B, C, S, H] values; with latent attention none: the latents serve.
+    routes: [B, S, N, K] experts that the token at a position was fed through, in slot
+      order; None unless routes are recorded (`model.moe.replay`).
   """
 
   token: jax.Array
   k: tuple[jax.Array, ...]
   v: tuple[jax.Array, ...]
+  routes: jax.Array | None = None
 
 
 def init(cfg: config.Model, slots: int, length: int) -> Cache:
@@ -35,4 +38,8 @@ def init(cfg: config.Model, slots: int, length: int) -> Cache:
     shape = (slots, 1, length, cfg.mla.kv_rank + cfg.rotary_dim)
   k = tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.layers))
   v = tuple(jnp.zeros(shape, cfg.dtype) for _ in range(0 if latent else cfg.layers))
-  return Cache(jnp.zeros((slots, length), jnp.int32), k, v)
+  routes = None
+  if cfg.routes is not None:
+    layers, active, _ = cfg.routes
+    routes = jnp.zeros((slots, length, layers, active), cfg.moe.route_dtype)
+  return Cache(jnp.zeros((slots, length), jnp.int32), k, v, routes)

@@ -22,7 +22,10 @@ def mix(
   cfg: config_model.Moe,
   recorded_BTK: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """One layer's experts applied to every token; (y [B, T, D], int32 ids [B, T, K]).
+  """One layer's experts applied to every token: (y [B, T, D], int32 ids [B, T, K]).
+
+  The ids are what the router chooses by itself: what was used, except where routes are
+  replayed.
 
   Args:
     x_BTD: tokens.
@@ -43,7 +46,7 @@ def mix(
   if moe.shared is not None:
     shared = moe.shared
     y_BTD += layers.mlp(x_BTD, shared.wg_NDF, shared.wu_NDF, shared.wd_NFD)
-  return y_BTD, ids_BTK
+  return y_BTD, routes.top_TK.reshape(ids_BTK.shape)
 
 
 def here(

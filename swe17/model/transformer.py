@@ -26,7 +26,7 @@ def block(
   cfg: config.Model,
   recorded_BTK: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """One pre-norm layer and its routes [B, T, K] (None where it is dense).
+  """One pre-norm layer and its router's choice [B, T, K] (None where it is dense).
 
   `layer` holds one layer's leaves (N sliced away).
   """
@@ -91,7 +91,7 @@ def apply_routed(
   *,
   cfg: config.Model,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Hidden states of packed rows, float32 [B, T, D], and routes of the MoE layers.
+  """Hidden states of packed rows, float32 [B, T, D], and what the routers choose.
 
   Args:
     params: values to compute with (already rounded, see `params.rounded`).
@@ -102,7 +102,8 @@ def apply_routed(
     cfg: the model's shape, and whether layers are rematerialised or unrolled.
 
   Returns:
-    The hidden states, and int32 [B, T, N, K] experts that were used (None without).
+    The hidden states, and int32 [B, T, N, K] experts that the routers choose by
+    themselves (None without): what was used, except where a route was replayed.
   """
   params = _computed(params, cfg)
 
@@ -189,7 +190,12 @@ def apply_cached(
     routes += [] if used is None else [used]
   hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps).astype(jnp.float32)
   routes_BTNK = jnp.stack(routes, axis=2) if routes else None
-  return hidden_BTD, kv.Cache(token_BS, tuple(ks), tuple(vs)), routes_BTNK
+  routes_BSNK = cache.routes
+  if routes_BSNK is not None and routes_BTNK is not None:
+    fed_BTNK = routes_BTNK.astype(routes_BSNK.dtype)
+    routes_BSNK = routes_BSNK.at[at_B1, position_BT].set(fed_BTNK, mode='drop')
+  cache = kv.Cache(token_BS, tuple(ks), tuple(vs), routes_BSNK)
+  return hidden_BTD, cache, routes_BTNK
 
 
 def _each(params: p.Params) -> list[p.Layers]:

@@ -121,6 +121,15 @@ def decode(
   return cache, slots, draws
 
 
+@functools.partial(jax.jit, static_argnames='size')
+def routes(
+  routes_BSNK: jax.Array, slot: jax.Array, start: jax.Array, *, size: int
+) -> jax.Array:
+  """`size` rows of a slot's routes [size, N, K], from `start` (or as late as fits)."""
+  _, _, N, K = routes_BSNK.shape
+  return jax.lax.dynamic_slice(routes_BSNK, (slot, start, 0, 0), (1, size, N, K))[0]
+
+
 def jitted(cfg: config.Model, K: int, steps: int):
   """(prefill, decode), compiled for this model and these static sizes."""
   return (

@@ -51,10 +51,12 @@ class Agent:
   max_context: int = _f(448, 'tokens of an episode, prompt included')
   max_calls: int = _f(8, 'tool calls a turn')
   on_malformed: str = _f('end', 'end (outcome 0) | answer (an error message)')
+  thoughts: str = _f('keep', 'those of earlier turns: keep | strip, in a new segment')
   episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
 
   def __post_init__(self):
     _one_of(self, 'agent.', 'on_malformed', 'end', 'answer')
+    _one_of(self, 'agent.', 'thoughts', 'keep', 'strip')
     _at_least(
       self, 'agent.', 1, 'max_turns', 'max_new_tokens', 'max_context', 'max_calls'
     )

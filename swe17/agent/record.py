@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from swe17 import types
-from swe17.agent import tokenizer as tokenizers
-from swe17.agent import tools
+from swe17.agent import formats, tools
 from swe17.env import base
 
 _ROUNDING = 1e-6  # a log-probability may exceed 0 by rounding, not by more
@@ -80,19 +79,31 @@ def _check_routes(result: types.GenerateResult, request: types.GenerateRequest) 
 class Record:
   """What an episode has recorded so far; whole at any await, so it survives a fault."""
 
-  def __init__(self, tokenizer: tokenizers.Tokenizer, clock: Callable[[], float]):
-    self.tokenizer = tokenizer
+  def __init__(self, fmt: formats.Format, clock: Callable[[], float]):
+    self.fmt = fmt
     self._clock = clock
+    self._closed: list[types.Segment] = []
+    self._begin()
+    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
+    self.drawn = 0  # tokens sampled, in all segments
+    self.topk_bound = 0
+    self.tool_seconds = 0.0
+    self.cut = False
+
+  def _begin(self) -> None:
     self.token: list[int] = []
     self.mask: list[bool] = []
     self._drawn: list[tuple[float, float, float, int, int]] = []
     self._kept_size: list[int] = []
     self._kept_ids: list[np.ndarray] = []
     self._routes: list[np.ndarray] = []  # [R, N, K] each, one after another
-    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
-    self.topk_bound = 0
-    self.tool_seconds = 0.0
-    self.cut = False
+
+  def open_segment(self, ids: list[int]) -> int:
+    """Goes on in another context, of which nothing is trained anew. Its number."""
+    self._closed.append(self.segment())
+    self._begin()
+    self.given(ids)
+    return len(self._closed)
 
   @property
   def routed(self) -> int:
@@ -126,7 +137,8 @@ class Record:
     if result.routes_RNK is not None:
       self._replace_routes(result.routes_RNK, result.routes_start)
     self.turns += 1
-    self.thinking += _thinking_tokens(self.tokenizer, ids)
+    self.drawn += len(ids)
+    self.thinking += self.fmt.thinking(ids)
     self.topk_bound += result.topk_bound
 
   def _replace_routes(self, rows_RNK: np.ndarray, start: int) -> None:
@@ -147,7 +159,11 @@ class Record:
     self.tests += ran.count('test')
     return results
 
+  def segments(self) -> tuple[types.Segment, ...]:
+    return *self._closed, self.segment()
+
   def segment(self) -> types.Segment:
+    """The present segment as it stands."""
     rows = list(zip(*self._drawn, strict=True)) or [()] * 5
     logp, entropy, temperature, version, turn = rows
     return types.Segment(
@@ -164,15 +180,3 @@ class Record:
       ),
       routes_RNK=np.concatenate(self._routes) if self._routes else None,
     )
-
-
-def _thinking_tokens(tok: tokenizers.Tokenizer, ids: list[int]) -> int:
-  """Tokens between a <think> and its </think>, or to the end of the turn."""
-  count, inside = 0, False
-  for token in ids:
-    if token == tok.think_end or token == tok.end:
-      inside = False
-    count += inside
-    if token == tok.think:
-      inside = True
-  return count

@@ -17,10 +17,11 @@ import numpy as np
 import optax
 
 from swe17 import config
-from swe17.agent import tokenizer
+from swe17.agent import formats
 from swe17.learner import buffer, checkpoint, imitation, optimizer, reference
 from swe17.learner import state as st
 from swe17.metrics import records, status
+from swe17.model import load
 from swe17.model import params as p
 from swe17.ops import length
 from swe17.store import groups as group_store
@@ -59,14 +60,12 @@ class Run:
 def open_run(cfg: config.Config, stop: threading.Event) -> Run:
   """The store, the checkpoints and a state that `begin` fills."""
   store = kv.open(cfg.store)
-  vocab = tokenizer.load().vocab_size
-  shapes = p.abstract(cfg.model, vocab)
-  values = p.init(shapes, jax.random.key(cfg.seed))
+  vocab = formats.load(cfg.model.source).vocab_size
   tx = optimizer.make(cfg.optim, imitation.schedule(cfg.imitation))
   return Run(
     cfg=cfg,
     store=store,
-    state=st.init(values, tx),
+    state=st.init(_values(cfg, vocab), tx),
     buffer=buffer.Buffer(
       store,
       max_staleness=cfg.rollout.max_staleness,
@@ -81,6 +80,13 @@ def open_run(cfg: config.Config, stop: threading.Event) -> Run:
     events=records.EventLog(os.path.join(cfg.run_dir, 'events.jsonl')),
     stop=stop,
   )
+
+
+def _values(cfg: config.Config, vocab: int) -> p.Params:
+  """What training begins with: the weights of the model's files, or random ones."""
+  if cfg.model.source:
+    return load.load(cfg.model.source, cfg.model)
+  return p.init(p.abstract(cfg.model, vocab), jax.random.key(cfg.seed))
 
 
 def policy_optimiser(cfg: config.Config) -> optax.GradientTransformationExtraArgs:

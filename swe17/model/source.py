@@ -7,11 +7,9 @@ chunks, rematerialisation, capacity, quantisation) stays the user's.
 """
 
 import dataclasses
-import importlib.util
 import os
-import pathlib
 
-from swe17 import config_model
+from swe17 import config_model, source_file
 from swe17.model import gguf_file, hf_config, hf_files
 from swe17.model import names as tables
 
@@ -40,29 +38,12 @@ class Opened:
   names: dict[str, str]
 
 
-def resolve(source: str) -> pathlib.Path:
-  """The folder or .gguf file. FileNotFoundError if there is none."""
-  if not source.startswith('pip:'):
-    path = pathlib.Path(source).expanduser().absolute()
-    if not path.exists():
-      raise FileNotFoundError(f'model.source: nothing at {path}')
-    return path
-  package = source.removeprefix('pip:')
-  spec = importlib.util.find_spec(package)
-  if spec is None or spec.origin is None:
-    raise FileNotFoundError(f'model.source: {package} is not installed')
-  found = sorted(pathlib.Path(spec.origin).parent.glob('*.gguf'))
-  if len(found) != 1:
-    raise FileNotFoundError(f'model.source: {package} has {len(found)} .gguf, want 1')
-  return found[0]
-
-
 def describe(source: str) -> hf_config.Described:
   """The model's shape and vocabulary; no tensor of it is read.
 
   FileNotFoundError, or ValueError with the file and what in it is not supported.
   """
-  path = resolve(source)
+  path = source_file.resolve(source)
   if path.is_file():
     return open(source).described
   try:
@@ -73,7 +54,7 @@ def describe(source: str) -> hf_config.Described:
 
 def open(source: str) -> Opened:
   """The model's shape and its tensors, ready to be read. Errors as `describe`."""
-  path = resolve(source)
+  path = source_file.resolve(source)
   try:
     if path.is_file():
       return Opened(*gguf_file.open_file(path), tables.GGUF)
@@ -94,7 +75,7 @@ def settle(cfg: config_model.Model) -> config_model.Model:
   made = merged(cfg, describe(cfg.source).model)
   if cfg.source.startswith('pip:'):
     return made
-  return dataclasses.replace(made, source=os.fspath(resolve(cfg.source)))
+  return dataclasses.replace(made, source=os.fspath(source_file.resolve(cfg.source)))
 
 
 def merged(cfg: config_model.Model, read: config_model.Model) -> config_model.Model:

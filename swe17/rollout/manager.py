@@ -138,7 +138,7 @@ async def _scripted(state: Rollout) -> None:
     practises = rng.random() < cfg.imitation.practice
     task = _task(practice if practises else world.train, cfg.seed, index)
     style = scripted.PRACTICE if practises else scripted.CLUMSY
-    agent = scripted.Scripted(world.tok, rng, style)
+    agent = scripted.Scripted(world.fmt, rng, style)
     episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
     if not practises:
       return episode
@@ -294,8 +294,14 @@ async def _member(
   episode = await state.world.episode(
     task, state.router, group_id, member, state.cfg.sampler.sampling
   )
-  state.router.forget(f'{group_id}.{member}.0')
+  _forget(state, episode)
   return episode
+
+
+def _forget(state: Rollout, episode: types.Episode) -> None:
+  """Every segment was a session of its own."""
+  for segment in range(len(episode.segments)):
+    state.router.forget(f'{episode.id}.{segment}')
 
 
 def _keep_to_read(state: Rollout, group: types.Group) -> None:
@@ -305,7 +311,7 @@ def _keep_to_read(state: Rollout, group: types.Group) -> None:
     return
   folder = pathlib.Path(cfg.run_dir) / 'episodes'
   folder.mkdir(exist_ok=True)
-  text = episodes_.transcript(group.episodes[0], state.world.tok)
+  text = episodes_.transcript(group.episodes[0], state.world.fmt)
   (folder / f'{group.start:08d}.md').write_text(text, encoding='utf-8')
 
 
@@ -333,7 +339,7 @@ async def _evaluate(state: Rollout, label: str) -> None:
     episode = await state.world.episode(
       task, generate, group_id, member, cfg.sampler.sampling
     )
-    state.router.forget(f'{group_id}.{member}.0')
+    _forget(state, episode)
     return episode
 
   began = time.monotonic()

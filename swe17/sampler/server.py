@@ -21,7 +21,7 @@ from aiohttp import web
 import jax
 
 from swe17 import config, wire
-from swe17.agent import tokenizer
+from swe17.agent import formats
 from swe17.metrics import records, status
 from swe17.model import params as p
 from swe17.sampler import engine
@@ -129,7 +129,8 @@ def run(cfg: config.Config, index: int) -> int:
   weights = Weights(cfg, events)
   says.set('waiting', 'for weights')
   kv.open(cfg.store).delete(_key(index))  # an earlier process's address
-  abstract = p.abstract(cfg.model, tokenizer.load().vocab_size)
+  vocab = formats.load(cfg.model.source).vocab_size
+  abstract = p.abstract(cfg.model, vocab)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, 'float32'), abstract)
   version = weights.first(shapes, stopped)
   if version is None:

@@ -121,6 +121,7 @@ class Model:
   mla: Mla = Mla()
   moe: Moe = Moe()
   dtype: str = _f('float32', 'float32 | bfloat16: what matrices are multiplied in')
+  attention_kernel: str = _f('chunked', 'chunked | cudnn (GPU) | splash (TPU)')
   attention_chunk: int = _f(128, 'queries attended at once in training')
   remat: bool = _f(False, 'recompute layers in the backward pass')
   unroll: bool = _f(True, 'unroll the loop over layers: faster on CPU')
@@ -132,6 +133,7 @@ class Model:
     _at_least(self, at, 2, 'head_dim')
     _above(self, at, 0, 'norm_eps', 'score_scale')
     _one_of(self, at, 'attention', 'gqa', 'mla')
+    _one_of(self, at, 'attention_kernel', 'chunked', 'cudnn', 'splash')
     _one_of(self, at, 'dtype', 'float32', 'bfloat16')
     _want(
       self.heads % self.kv_heads == 0,

@@ -197,11 +197,11 @@ def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]
   On CPU one matrix at a time: a batched product is slower there, and the stack is a
   copy. With `cfg.muon_stack`, matrices of one shape (up to transposition) from all
   leaves are one batched product: few large calls, what an accelerator wants. On a mesh
-  a leaf is a stack already, and its experts are spread over every axis: no product then
-  needs another device.
+  each leaf is a stack of its own, whose matrices are dealt to all devices: no product
+  then needs another device.
   """
   if sharding.current():
-    return [newton_schulz(_by_matrix(x), cfg.ns_steps) for x in stacks]
+    return [_dealt(x, cfg.ns_steps) for x in stacks]
   if not cfg.muon_stack:
     one = functools.partial(newton_schulz, steps=cfg.ns_steps)
     return [
@@ -224,11 +224,29 @@ def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]
   ]
 
 
-def _by_matrix(x: jax.Array) -> jax.Array:
-  """Whole matrices on a device each, where there are enough of them to go round."""
-  if x.ndim < 4:
-    return x
-  return sharding.constrain(x, *[''] * (x.ndim - 3), 'matrices', '', '')
+def _dealt(x: jax.Array, steps: int) -> jax.Array:
+  """`newton_schulz` with whole matrices on a device each, of the mesh that is set.
+
+  Where a stack does not go round evenly, zeros fill it up (60 layers on 64 devices):
+  without them the partitioner gathers the whole stack on every device. In and out,
+  parts of all matrices are exchanged for all of some matrices (all-to-all).
+  """
+  devices = math.prod(sharding.current().values())
+  over = 'matrices' if x.ndim == 3 else 'expert_matrices'
+  if x.ndim == 4 and x.shape[1] % devices == 0:  # experts, which are spread already
+
+    def layer(x: jax.Array) -> jax.Array:
+      return newton_schulz(sharding.constrain(x, over, '', ''), steps)
+
+    return jax.lax.map(layer, x)  # one layer's copies at a time
+  first = jnp.moveaxis(x, -3, 0)
+  flat = first.reshape(-1, *x.shape[-2:])
+  extra = -flat.shape[0] % devices
+  full = jnp.pad(flat, ((0, extra), (0, 0), (0, 0)))
+  done = newton_schulz(sharding.dealt(full, over), steps)
+  # Back to parts of all matrices before the zeros are cut off.
+  done = sharding.gathered(done, over, '', 'embed', '')[: flat.shape[0]]
+  return jnp.moveaxis(done.reshape(first.shape), 0, -3)
 
 
 def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformation:

@@ -86,7 +86,7 @@ def _shard() -> head_sharding.Shard | None:
   if not sharding.current():
     return None
   on = jax.sharding.get_abstract_mesh()
-  return head_sharding.Shard(on, vocab='tensor', rows=sharding.BATCH)
+  return head_sharding.Shard(on, vocab='tensor', rows=(*sharding.BATCH, 'context'))
 
 
 def _full_logp(

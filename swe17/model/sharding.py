@@ -34,7 +34,9 @@ RULES: dict[str, tuple[str, ...]] = {
   'embed': ('fsdp', 'expert'),
   'q_rank': ('fsdp', 'expert'),
   'kv_rank': ('fsdp', 'expert'),
-  'matrices': ('expert', 'fsdp', 'replica', 'tensor'),  # of an optimiser's stack
+  # Of an optimiser's stack, in the order of what they are exchanged with.
+  'matrices': ('fsdp', 'expert', 'replica', 'context', 'tensor'),
+  'expert_matrices': ('expert', 'fsdp', 'replica', 'context', 'tensor'),
   'batch': BATCH,
   'time': ('context',),
   # Never split: layers are scanned, heads are whole, routers are small.
@@ -119,8 +121,45 @@ def like(tree: p.Tree, abstract: p.Tree, on: jax.sharding.Mesh) -> p.Tree:
 
 
 def current() -> dict[str, int]:
-  """Sizes of the mesh that is set; empty without one."""
-  return dict(jax.sharding.get_abstract_mesh().shape)
+  """Sizes of the mesh that is set; empty without one.
+
+  Axes that a `shard_map` around holds are not the compiler's to place: they are left
+  out, and with them a mesh that has no others.
+  """
+  on = jax.sharding.get_abstract_mesh()
+  auto = jax.sharding.AxisType.Auto
+  kinds = zip(on.axis_names, on.axis_types, strict=True)
+  return {axis: on.shape[axis] for axis, kind in kinds if kind == auto}
+
+
+def dealt(x: jax.Array, name: str) -> jax.Array:
+  """`x` with its first axis, of that logical name, over all mesh axes of its rule.
+
+  The compiler may place the other axes. It knows how to exchange one group of mesh axes
+  between two axes of an array (all-to-all), not all at once: they come step by step.
+  """
+  for axes in _steps(name):
+    x = _first_over(x, axes)
+  return x
+
+
+def gathered(x: jax.Array, name: str, *names: str) -> jax.Array:
+  """The way back from `dealt`, to `names`."""
+  for axes in reversed(_steps(name)[:-1]):
+    x = _first_over(x, axes)
+  return constrain(x, *names)
+
+
+def _steps(name: str) -> list[tuple[str, ...]]:
+  """Leading mesh axes of a rule: first those that parameters are split over."""
+  axes = tuple(axis for axis in RULES[name] if current()[axis] > 1)
+  split = sum(axis in ('fsdp', 'expert') for axis in axes)
+  return [axes[:n] for n in range(max(split, 1), len(axes) + 1)]
+
+
+def _first_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+  free = [jax.P.UNCONSTRAINED] * (x.ndim - 1)
+  return jax.lax.with_sharding_constraint(x, jax.P(axes, *free))
 
 
 def constrain(x: jax.Array, *names: str) -> jax.Array:

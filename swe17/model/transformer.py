@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config
-from swe17.model import attention, embedding, gqa, layers, mla, moe, sharding
+from swe17.model import (
+  attention,
+  attention_kernels,
+  embedding,
+  gqa,
+  layers,
+  mla,
+  moe,
+  sharding,
+)
 from swe17.model import cache as kv
 from swe17.model import params as p
 
@@ -110,9 +119,9 @@ def apply_routed(
   def attend(attn: p.Gqa | p.Mla, h_BTD: jax.Array) -> jax.Array:
     if isinstance(attn, p.Mla):
       q, k, v = mla.expanded(attn, h_BTD, position_BT, cfg)
-      return mla.out(attn, attention.packed(q, k, v, segment_BT, cfg.attention_chunk))
+      return mla.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg))
     q, k, v = gqa.queries_keys_values(attn, h_BTD, position_BT, cfg)
-    return gqa.out(attn, attention.packed(q, k, v, segment_BT, cfg.attention_chunk))
+    return gqa.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg))
 
   def step(x_BTD: jax.Array, layer: tuple) -> tuple[jax.Array, jax.Array | None]:
     x_BTD = sharding.constrain(x_BTD, 'batch', 'time', '')

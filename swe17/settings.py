@@ -119,6 +119,8 @@ def _checked(name: str, kind: type, value: Any) -> Any:
 def origins(loaded: Values, flags: Collection[str]) -> dict[str, str]:
   """Where each leaf's value came from: 'flag', 'file' or 'default'.
 
+  What `model.source` gave is named 'source' by who reads it.
+
   loaded: the nested settings as the config file returned them, before flags.
   flags: dotted names that flags set.
   """

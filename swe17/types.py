@@ -63,8 +63,12 @@ class KeptSets:
 class Segment:
   """The tokens of an episode between two compactions, as the sampler saw them.
 
-  Every array is aligned to `token_T`: entry t speaks of the draw of token t, and is
-  0 where `mask_T` is False (prompt, tool results, template glue).
+  Every array `_T` is aligned to `token_T`: entry t speaks of the draw of token t, and
+  is 0 where `mask_T` is False (prompt, tool results, template glue).
+
+  Row t of `routes_RNK` speaks of token t as an *input*: the experts it was fed through
+  when the cache entry was made that the last draws attended to. Tokens from R on were
+  never fed (the last drawn one, and what follows it): they have none.
   """
 
   token_T: np.ndarray  # int32 [T]
@@ -75,6 +79,8 @@ class Segment:
   version_T: np.ndarray  # int32 [T], weight version that drew the token
   turn_T: np.ndarray  # int32 [T], index of the assistant turn
   kept: KeptSets
+  # uint8 or uint16 [R, N layers with experts, K slots in order]; None: not recorded.
+  routes_RNK: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +159,7 @@ class GenerateRequest:
   sampling: Sampling
   key: tuple[int, int]  # two uint32; the position in the context is folded in
   min_version: int = 0  # do not start before these weights are served
+  routes_from: int = 0  # rows of routes that the caller holds of this context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,3 +173,7 @@ class GenerateResult:
   kept: KeptSets  # n sets; sizes 0 where no filter was on
   finish: str  # 'stop' or 'length'
   topk_bound: int = 0  # tokens whose set would be larger without top_k
+  # Routes of the inputs from `routes_start` to the last one fed, which is the one
+  # before the last drawn. Rows before it stand as they were given.
+  routes_RNK: np.ndarray | None = None  # as `Segment.routes_RNK`; None: not recorded
+  routes_start: int = 0

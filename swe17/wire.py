@@ -7,7 +7,9 @@ A record is a JSON header and raw little-endian arrays in one zstd frame:
 
 The header holds `meta` (JSON) and, per array, name, dtype and shape in order.
 Decoding checks the magic, the hash and every length, and raises ValueError on
-anything else. Kept sets travel as the bytes of `wire_kept`.
+anything else. Kept sets travel as the bytes of `wire_kept`, routes as planes of bytes,
+uint8 [bytes of an id, N, K, R], so that equal places lie side by side: the second plane
+of 384 experts is one bit an id, which is what zstd makes of it.
 """
 
 from collections.abc import Mapping
@@ -97,6 +99,8 @@ def group_to_bytes(group: types.Group) -> bytes:
       arrays[at + 'token'] = segment.token_T
       for name in _SEGMENT:
         arrays[at + name] = getattr(segment, name + '_T')
+      if segment.routes_RNK is not None:  # nothing where there are no experts
+        arrays[at + 'routes'] = _routes_to_planes(segment.routes_RNK)
   # All sets of a group in one: the more there are, the less their code tables weigh.
   kept = kept_sets.concat([segment.kept for segment in segments])
   arrays['kept'] = _kept_to_array(kept, _concat([s.token_T for s in segments]))
@@ -145,6 +149,32 @@ def _kept_to_array(kept: types.KeptSets, token_T: np.ndarray) -> np.ndarray:
   return np.frombuffer(wire_kept.to_bytes(kept, token_T), np.uint8)
 
 
+def _routes_to_planes(routes_RNK: np.ndarray) -> np.ndarray:
+  """Ids as uint8 [planes, N, K, R]. ValueError unless they are uint8 or uint16."""
+  if routes_RNK.ndim != 3 or routes_RNK.dtype not in (np.uint8, np.uint16):
+    raise ValueError(
+      f'routes: got {routes_RNK.dtype} {routes_RNK.shape}, want uint8 or uint16 of 3 '
+      'axes'
+    )
+  little = routes_RNK.astype(routes_RNK.dtype.newbyteorder('<'))
+  ids_NKR = np.ascontiguousarray(np.moveaxis(little, 0, -1))
+  return np.moveaxis(ids_NKR[..., None].view(np.uint8), -1, 0)
+
+
+def _planes_to_routes(planes: np.ndarray | None, at: str) -> np.ndarray | None:
+  if planes is None:
+    return None
+  if planes.dtype != np.uint8 or planes.ndim != 4 or planes.shape[0] not in (1, 2):
+    raise ValueError(
+      f'{at}routes: got {planes.dtype} {planes.shape}, want uint8 [1 or 2, N, K, R]'
+    )
+  ids_NKR = np.ascontiguousarray(np.moveaxis(planes, 0, -1)).view(
+    (np.uint8, np.dtype('<u2'))[planes.shape[0] - 1]
+  )
+  native = ids_NKR[..., 0].astype((np.uint8, np.uint16)[planes.shape[0] - 1])
+  return np.ascontiguousarray(np.moveaxis(native, -1, 0))
+
+
 def _token(arrays: Mapping[str, np.ndarray], at: str = '') -> np.ndarray:
   token_T = arrays[at + 'token']
   if token_T.ndim != 1 or token_T.dtype != np.int32:
@@ -166,13 +196,20 @@ def _segment(
   for name, array in fields.items():
     if array.shape != token_T.shape:
       raise ValueError(f'{at}{name}: got shape {array.shape}, want {token_T.shape}')
-  return types.Segment(token_T=token_T, kept=kept, **fields)
+  routes_RNK = _planes_to_routes(arrays.get(at + 'routes'), at)
+  if routes_RNK is not None and routes_RNK.shape[0] > token_T.size:
+    raise ValueError(
+      f'{at}routes: got {routes_RNK.shape[0]} rows for {token_T.size} tokens'
+    )
+  return types.Segment(token_T=token_T, kept=kept, routes_RNK=routes_RNK, **fields)
 
 
 def request_to_bytes(request: types.GenerateRequest) -> bytes:
   """A sampler request as one record."""
   meta = dataclasses.asdict(request)
   del meta['token_T']
+  if not request.routes_from:
+    del meta['routes_from']  # samplers from before there were any read on
   return encode(meta, {'token': request.token_T})
 
 
@@ -197,7 +234,10 @@ def result_to_bytes(result: types.GenerateResult) -> bytes:
     'version': result.version_T,
     'kept': _kept_to_array(result.kept, result.token_T),
   }
-  meta = {'finish': result.finish, 'topk_bound': result.topk_bound}
+  meta: dict[str, Any] = {'finish': result.finish, 'topk_bound': result.topk_bound}
+  if result.routes_RNK is not None:
+    arrays['routes'] = _routes_to_planes(result.routes_RNK)
+    meta['routes_start'] = result.routes_start
   return encode(meta, arrays)
 
 
@@ -214,6 +254,8 @@ def bytes_to_result(data: bytes) -> types.GenerateResult:
       kept=_array_to_kept(arrays['kept'], token_T),
       finish=meta['finish'],
       topk_bound=int(meta['topk_bound']),
+      routes_RNK=_planes_to_routes(arrays.get('routes'), ''),
+      routes_start=int(meta.get('routes_start', 0)),
     )
   except (KeyError, TypeError) as e:
     raise ValueError(f'not a generate result: {e!r}') from e

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from swe17 import config, types, wire
-from swe17.agent import chat, episode, record, tokenizer, tools
+from swe17.agent import chat, episode, formats, record, tokenizer, tools
 from swe17.env import anchors, faults, grader, repair
 
 TOK = tokenizer.load()
+FMT = formats.Own(TOK)
 SOURCE = """\
 def bisect_left(a, x, lo=0, hi=None):
     if lo < 0:
@@ -115,7 +116,7 @@ def run(sampler, env=None, cfg=None, **kwargs):
     'task': TASK,
     'env': env or Toy(),
     'generate': sampler,
-    'tokenizer': TOK,
+    'fmt': FMT,
     'cfg': cfg or config.Agent(),
     'sampling': NUCLEUS,
     'seed': 3,
@@ -406,7 +407,7 @@ def test_draw_keys_are_two_uint32_and_differ_by_every_part():
 async def test_transcript_reads_turn_by_turn():
   sampler = Sampler(ended(*VIEW), ended(*SUBMIT))
   env = Toy()
-  text = episode.transcript(await run(sampler, env), TOK)
+  text = episode.transcript(await run(sampler, env), FMT)
   assert '# t/1, episode 0-a.1' in text
   assert '- outcome 0, not solved, valid' in text
   assert '## turn 1: 2 sampled, mean entropy' in text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swe17 import types
-from swe17.agent import record, tokenizer
+from swe17.agent import formats, record
 
 REQUEST = types.GenerateRequest(
   session='s',
@@ -107,7 +107,7 @@ def test_a_text_only_answer_is_refused():
 
 
 def test_tokens_that_top_k_decided_add_up_over_turns():
-  log = record.Record(tokenizer.load(), lambda: 0.0)
+  log = record.Record(formats.load(), lambda: 0.0)
   for turn, count in enumerate((1, 2)):
     log.sampled(dataclasses.replace(SOUND, topk_bound=count), turn, 1.0)
   assert log.topk_bound == 3

@@ -11,12 +11,14 @@ import re
 
 import numpy as np
 import pytest
+import xxhash
 
 from swe17 import config, types
-from swe17.agent import chat, episode, scripted, tokenizer, tools
+from swe17.agent import chat, episode, formats, scripted, tokenizer, tools
 from swe17.env import anchors, faults, library, repair
 
 TOK = tokenizer.load()
+FMT = formats.Own(TOK)
 SOURCE = """\
 def bisect_left(a, x, lo=0, hi=None):
     if lo < 0:
@@ -76,7 +78,7 @@ async def attempt(agent, member, hopeless=False, cfg=ROOMY):
     task=TASK,
     env=repair.RepairEnv(TASK, Comparing(hopeless)),
     generate=agent,
-    tokenizer=TOK,
+    fmt=FMT,
     cfg=cfg,
     sampling=types.Sampling(),
     seed=3,
@@ -86,7 +88,7 @@ async def attempt(agent, member, hopeless=False, cfg=ROOMY):
 
 
 def agent_of(style, seed=0):
-  return scripted.Scripted(TOK, random.Random(seed), style)
+  return scripted.Scripted(FMT, random.Random(seed), style)
 
 
 def turns_of(done: types.Episode) -> list[list[tools.Call]]:
@@ -372,3 +374,19 @@ def request(ids: list[int], max_new: int) -> types.GenerateRequest:
     sampling=types.Sampling(),
     key=(1, 2),
   )
+
+
+async def test_episodes_have_the_ids_that_they_had_before_there_were_other_formats():
+  """Recorded once: a change of our format must be meant, and shows here."""
+  digest, count = xxhash.xxh3_64(), 0
+  for style in (CAREFUL, CLUMSY, PRACTICE, scripted.CLUMSY):
+    for member in range(6):
+      done = await attempt(agent_of(style, seed=member), member)
+      for s in done.segments:
+        digest.update(s.token_T.astype('<i4').tobytes())
+        digest.update(s.mask_T.astype(np.uint8).tobytes())
+        digest.update(s.turn_T.astype('<i4').tobytes())
+        count += s.token_T.size
+      ended = (done.outcome, done.turns, done.calls, done.thinking_tokens, done.cut)
+      digest.update(repr(ended).encode())
+  assert (digest.hexdigest(), count) == ('b2694e0878fb3639', 7698)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from swe17 import config, types
-from swe17.agent import chat, episode, scripted, tokenizer, tools
+from swe17.agent import episode, formats, scripted, tools
 from swe17.env import faults, library, repair, splits
 
 MEDIAN = """\
@@ -104,7 +104,7 @@ class Untouched:
 
 
 async def test_practice_episodes_edit_and_undo_and_have_no_outcome(few):
-  tok, tasks = tokenizer.load(), library.practice([])
+  fmt, tasks = formats.load(), library.practice([])
   edits = 0
   for member in range(24):
     task = tasks[member % len(tasks)]
@@ -112,15 +112,15 @@ async def test_practice_episodes_edit_and_undo_and_have_no_outcome(few):
     done = await episode.run(
       task=task,
       env=env,
-      generate=scripted.Scripted(tok, random.Random(1), scripted.PRACTICE),
-      tokenizer=tok,
+      generate=scripted.Scripted(fmt, random.Random(1), scripted.PRACTICE),
+      fmt=fmt,
       cfg=config.Agent(),
       sampling=types.Sampling(),
       seed=0,
       group_id='practice',
       member=member,
     )
-    messages = chat.messages(tok, done.segments[0].token_T.tolist())
+    messages = fmt.messages(done.segments[0].token_T.tolist())
     turns = [tools.parse(text) for role, text in messages if role == 'assistant']
     results = [text for role, text in messages if role == 'tool']
     assert [call.name for call in turns[0].calls] == ['view']

@@ -96,7 +96,7 @@ def forward64(params: p.Params, token_T: np.ndarray, cfg: config.Model) -> np.nd
 
   def rope(x, t):  # [heads, H] at position t: pairs (i, i + R/2) of the first R
     half = cfg.rotary_dim // 2
-    angle = t * cfg.rope_theta ** (-np.arange(half) / half)
+    angle = t * cfg.rope.theta ** (-np.arange(half) / half)
     turn = (x[:, :half] + 1j * x[:, half : 2 * half]) * np.exp(1j * angle)
     return np.concatenate([turn.real, turn.imag, x[:, 2 * half :]], -1)
 
@@ -105,11 +105,11 @@ def forward64(params: p.Params, token_T: np.ndarray, cfg: config.Model) -> np.nd
     for back in range(1, min(cfg.ngram - 1, t) + 1):
       x[t] = x[t] + w.embed_VD[token_T[t - back]] @ w.prev_JDD[back - 1]
   for n in range(cfg.layers):
-    w_n = jax.tree.map(lambda a, n=n: a[n], w.layers)
+    w_n = jax.tree.map(lambda a, n=n: a[n], w.dense)
     h = norm(x, w_n.attn_norm_ND)
-    q = [rope(np.tensordot(h[t], w_n.wq_NDQH, 1), t) for t in range(T)]
-    k = [rope(np.tensordot(h[t], w_n.wk_NDCH, 1), t) for t in range(T)]
-    v = [np.tensordot(h[t], w_n.wv_NDCH, 1) for t in range(T)]
+    q = [rope(np.tensordot(h[t], w_n.attn.wq_NDQH, 1), t) for t in range(T)]
+    k = [rope(np.tensordot(h[t], w_n.attn.wk_NDCH, 1), t) for t in range(T)]
+    v = [np.tensordot(h[t], w_n.attn.wv_NDCH, 1) for t in range(T)]
     for t in range(T):
       for head in range(cfg.heads):
         c = head // (cfg.heads // cfg.kv_heads)
@@ -117,10 +117,10 @@ def forward64(params: p.Params, token_T: np.ndarray, cfg: config.Model) -> np.nd
         score = score / np.sqrt(cfg.head_dim)
         prob = np.exp(score - logsumexp64(score))
         out = sum(prob[s] * v[s][c] for s in range(t + 1))
-        x[t] = x[t] + out @ w_n.wo_NQHD[head]
+        x[t] = x[t] + out @ w_n.attn.wo_NQHD[head]
     h = norm(x, w_n.mlp_norm_ND)
-    gate = h @ w_n.wg_NDF
-    x = x + (gate / (1 + np.exp(-gate)) * (h @ w_n.wu_NDF)) @ w_n.wd_NFD
+    gate = h @ w_n.mlp.wg_NDF
+    x = x + (gate / (1 + np.exp(-gate)) * (h @ w_n.mlp.wu_NDF)) @ w_n.mlp.wd_NFD
   return norm(x, w.norm_D) @ w.embed_VD.T
 
 
@@ -216,7 +216,7 @@ def group(
 @functools.partial(jax.jit, static_argnames='K')
 def _draw(params, token_B1, t, cache, key_B, settings, K):
   B = token_B1.shape[0]
-  hidden_B1D, cache = transformer.apply_cached(
+  hidden_B1D, cache, _ = transformer.apply_cached(
     params, token_B1, jnp.full((B, 1), t), cache, None, cfg=MODEL
   )
   logits_BV = transformer.logits(params, hidden_B1D)[:, 0]

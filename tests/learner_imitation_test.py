@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swe17 import config
-from swe17.learner import imitation, optimizer
+from swe17.learner import imitation, mesh, optimizer
 from swe17.learner import state as st
 from swe17.store import groups as group_store
 from swe17.store import kv
@@ -105,6 +105,9 @@ def test_the_learning_rate_rises_falls_and_stays_below_its_peak():
   assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
 
 
+DEVICES = mesh.open(CFG, fixtures.VOCAB)
+
+
 @pytest.fixture(scope='module')
 def done() -> tuple[st.State, list[dict[str, float]]]:
   """The state after a warm start on one episode, and every step's metrics."""
@@ -114,7 +117,7 @@ def done() -> tuple[st.State, list[dict[str, float]]]:
   episodes.wait(1, no)
   tx = optimizer.make(CFG.optim, imitation.schedule(CFG.imitation))
   start = st.init(jax.tree.map(np.array, fixtures.params()), tx)
-  states, rows = zip(*imitation.run(start, episodes, CFG), strict=True)
+  states, rows = zip(*imitation.run(start, episodes, CFG, DEVICES), strict=True)
   return states[-1], [{k: float(v) for k, v in row.items()} for row in rows]
 
 

@@ -17,7 +17,7 @@ from swe17.metrics import records
 from swe17.model import params as p
 from swe17.store import groups as group_store
 from swe17.store import kv
-from swe17.sync import manifest, publisher
+from swe17.sync import apply, codec, manifest, publisher
 from tests import fixtures
 
 MODEL = config.Model(
@@ -164,9 +164,9 @@ def test_consumed_groups_leave_the_store_once_their_checkpoint_is_committed(stra
 def test_the_published_weights_are_the_checkpoints_in_bfloat16(straight):
   cfg, store = straight
   state, _ = saved(cfg)
-  host = loop.apply.to_host(state.params)
+  host = apply.to_host(state.params)
   last = manifests(store)[-1]
-  assert last.digest == loop.apply.codec.digest(host, last.block_bytes)
+  assert last.digest == codec.digest(host, last.block_bytes)
 
 
 def test_told_to_stop_it_checkpoints_between_two_steps_and_resumes_bit_equal(
@@ -199,8 +199,8 @@ def test_the_reference_is_where_rl_started_before_and_after_a_resume(tmp_path):
     state, _ = saved(cfg)
     held = reference.load(cfg.run_dir, state.params)
     first = manifests(store)[0]  # version 0, whatever was published since
-    host = loop.apply.to_host(held)
-    assert first.digest == loop.apply.codec.digest(host, first.block_bytes)
+    host = apply.to_host(held)
+    assert first.digest == codec.digest(host, first.block_bytes)
     runs.append((state, held, records.read(cfg.run_dir)))
   (a, held, rows), (b, again, resumed) = runs
   assert fixtures.same_bits((a, held), (b, again))

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from swe17 import config
+from swe17 import config, config_model
 from swe17.learner import optimizer
 from swe17.model import params as p
 from tests import fixtures
@@ -83,24 +83,80 @@ def steps(grads, update=UPDATE, tx=TX, params=PARAMS) -> p.Params:
   return updates
 
 
+def leaf(tree: p.Params, name: str) -> np.ndarray:
+  """The leaf of this name, wherever it stands."""
+  found = {
+    optimizer.name(path).rpartition('/')[2]: x
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  return np.asarray(found[name])
+
+
+def with_leaf(tree: p.Params, name: str, x: np.ndarray) -> p.Params:
+  """The tree with another array at the leaf of this name."""
+
+  def change(path: tuple, old: np.ndarray) -> np.ndarray:
+    return x if optimizer.name(path).rpartition('/')[2] == name else old
+
+  return jax.tree_util.tree_map_with_path(change, tree)
+
+
 def matrices(tree: p.Params, name: str) -> np.ndarray:
   """A leaf as [N, rows, columns]."""
-  leaf = tree.prev_JDD if name == 'prev_JDD' else getattr(tree.layers, name)
-  x, (rows, _) = np.asarray(leaf), MATRICES[name]
+  x, (rows, _) = leaf(tree, name), MATRICES[name]
   return x.reshape(x.shape[0], np.prod([x.shape[i] for i in rows]), -1)
 
 
+def families() -> list[config.Model]:
+  """One of each kind, so that together they have every parameter there is."""
+  small = {'layers': 2, 'width': 16, 'ffn': 8, 'heads': 2, 'head_dim': 8}
+  small |= {'rotary_dim': 4, 'kv_heads': 2, 'ngram': 1, 'tied': False}
+  moe = config_model.Moe(experts=4, ffn=8, shared=1, first_dense=1, router='sigmoid')
+  latent = config_model.Mla(q_rank=8, kv_rank=8, v_dim=4)
+  full = {**small, 'attention': 'mla', 'moe': moe}
+  return [
+    config.Model(**{**small, 'ngram': 2, 'bias': True, 'qk_norm': True}),
+    config.Model(**{**small, 'bias': True, 'qk_norm': True}, moe=moe),
+    config.Model(**full, mla=latent),
+    config.Model(**full, mla=dataclasses.replace(latent, q_rank=0)),
+  ]
+
+
 def test_every_parameter_has_a_row_and_every_row_a_parameter():
-  paths = jax.tree_util.tree_leaves_with_path(PARAMS)
-  assert {optimizer.name(path) for path, _ in paths} == set(optimizer.TABLE)
+  seen = set()
+  for cfg in families():
+    tree = p.abstract(cfg, 31)
+    seen |= {optimizer.name(x) for x, _ in jax.tree_util.tree_leaves_with_path(tree)}
+  assert seen <= set(optimizer.TABLE)
+
+  def kind(name: str) -> str:  # the rows are the same in both stacks
+    return name.removeprefix('dense/').removeprefix('moe/')
+
+  assert {kind(name) for name in seen} == {kind(name) for name in optimizer.TABLE}
+
+
+def test_every_family_takes_a_step_and_only_matrices_get_muon():
+  for cfg in families():
+    tree = p.init(p.abstract(cfg, 31), jax.random.key(0))
+    tx, update = make(fixtures.OPTIM)
+    updates = steps([random_like(tree, 0)], update, tx, tree)
+    assert all(leaf.any() for leaf in fixtures.leaves(updates))
+    labels = dict(jax.tree_util.tree_leaves_with_path(optimizer.labels(tree)))
+    for path, label in labels.items():
+      name = optimizer.name(path).rpartition('/')[2]
+      assert (label == 'muon') == name.startswith(('w', 'prev')), name
 
 
 def test_embedding_and_norms_get_adamw_and_every_matrix_muon():
   labels = optimizer.labels(PARAMS)
   assert (labels.embed_VD, labels.norm_D) == ('adamw', 'adamw')
-  got = dataclasses.asdict(labels.layers) | {'prev_JDD': labels.prev_JDD}
+  got = {
+    optimizer.name(path).rpartition('/')[2]: label
+    for path, label in jax.tree_util.tree_leaves_with_path(labels)
+  }
   assert {k for k, v in got.items() if v == 'muon'} == set(MATRICES)
-  assert {k for k, v in got.items() if v == 'adamw'} == {'attn_norm_ND', 'mlp_norm_ND'}
+  rest = {'embed_VD', 'norm_D', 'attn_norm_ND', 'mlp_norm_ND'}
+  assert {k for k, v in got.items() if v == 'adamw'} == rest
 
 
 @pytest.mark.parametrize('ngram', [1, 2, 4])
@@ -147,15 +203,15 @@ def test_a_muon_update_has_a_flat_spectrum_and_the_rms_of_the_setting(name):
 
 def test_a_rotated_problem_gives_the_rotated_update():
   rng = np.random.default_rng(0)
-  D, F = GRADS[0].layers.wg_NDF.shape[1:]
+  D, F = leaf(GRADS[0], 'wg_NDF').shape[1:]
   u, v = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (D, F))
 
   def turned(tree: p.Params) -> p.Params:
-    x = np.float32(u @ tree.layers.wg_NDF @ v.T)
-    return dataclasses.replace(tree, layers=dataclasses.replace(tree.layers, wg_NDF=x))
+    x = np.float32(u @ leaf(tree, 'wg_NDF') @ v.T)
+    return with_leaf(tree, 'wg_NDF', x)
 
-  got = steps([turned(g) for g in GRADS]).layers.wg_NDF
-  want = u @ np.float64(steps(GRADS).layers.wg_NDF) @ v.T
+  got = leaf(steps([turned(g) for g in GRADS]), 'wg_NDF')
+  want = u @ np.float64(leaf(steps(GRADS), 'wg_NDF')) @ v.T
   np.testing.assert_allclose(got, want, atol=2e-4 * np.abs(want).max())
 
 
@@ -198,12 +254,12 @@ def test_per_head_every_head_is_a_matrix_of_its_own(stack):
   tx, update = make(dataclasses.replace(CFG, muon_per_head=True, muon_stack=stack))
   got = steps(GRADS, update, tx)
   for name, order in HEADS.items():
-    parts = [np.asarray(getattr(g.layers, name)).transpose(order) for g in GRADS]
-    mine = np.asarray(getattr(got.layers, name)).transpose(order)
+    parts = [leaf(g, name).transpose(order) for g in GRADS]
+    mine = leaf(got, name).transpose(order)
     for n, h in np.ndindex(mine.shape[:2]):
       want = muon64([x[n, h] for x in parts], CFG)
       np.testing.assert_allclose(mine[n, h], want, atol=2e-4 * np.abs(want).max())
-  a, b = got.layers.wg_NDF, steps(GRADS).layers.wg_NDF
+  a, b = leaf(got, 'wg_NDF'), leaf(steps(GRADS), 'wg_NDF')
   np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
 
 
@@ -276,17 +332,16 @@ def test_a_row_that_does_not_fit_its_parameter_is_refused():
 
 def test_the_size_of_a_muon_update_does_not_depend_on_that_of_the_gradient():
   small = [jax.tree.map(lambda g: g * np.float32(1e-4), g) for g in GRADS]
-  a, b = steps(GRADS).layers.wq_NDQH, steps(small).layers.wq_NDQH
+  a, b = leaf(steps(GRADS), 'wq_NDQH'), leaf(steps(small), 'wq_NDQH')
   np.testing.assert_allclose(a, b, atol=1e-3 * np.abs(a).max())
 
 
 def test_layers_of_a_stack_do_not_mix():
-  x = np.array(GRADS[0].layers.wd_NFD)
+  x = np.array(leaf(GRADS[0], 'wd_NFD'))
   x[1] = 0
-  layers = dataclasses.replace(GRADS[0].layers, wd_NFD=x)
-  got = steps([dataclasses.replace(GRADS[0], layers=layers)]).layers.wd_NFD
+  got = leaf(steps([with_leaf(GRADS[0], 'wd_NFD', x)]), 'wd_NFD')
   assert not np.asarray(got[1]).any()
-  np.testing.assert_allclose(got[0], steps(GRADS[:1]).layers.wd_NFD[0], rtol=1e-5)
+  np.testing.assert_allclose(got[0], leaf(steps(GRADS[:1]), 'wd_NFD')[0], rtol=1e-5)
 
 
 def test_matrices_of_the_tokens_before_do_not_mix():
@@ -299,11 +354,8 @@ def test_matrices_of_the_tokens_before_do_not_mix():
 
 @pytest.mark.parametrize('path', ['embed_VD', 'norm_D', 'attn_norm_ND', 'mlp_norm_ND'])
 def test_the_rest_gets_true_adamw_in_float64(path):
-  def leaf(tree: p.Params) -> np.ndarray:
-    return getattr(tree if hasattr(tree, path) else tree.layers, path)
-
-  want = adamw64(leaf(PARAMS), [leaf(g) for g in GRADS], CFG)
-  np.testing.assert_allclose(leaf(steps(GRADS)), want, rtol=1e-4, atol=1e-9)
+  want = adamw64(leaf(PARAMS, path), [leaf(g, path) for g in GRADS], CFG)
+  np.testing.assert_allclose(leaf(steps(GRADS), path), want, rtol=1e-4, atol=1e-9)
 
 
 def test_weight_decay_is_decoupled_and_acts_on_every_leaf():

@@ -393,10 +393,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
 def test_one_nan_in_one_leaf_of_the_gradient_is_enough():
   state = stepped()
   grad = jax.tree.map(jnp.ones_like, state.params)
-  layers = dataclasses.replace(
-    grad.layers, wq_NDQH=grad.layers.wq_NDQH.at[1, 2, 3, 4].set(jnp.nan)
+  wq_NDQH = grad.dense.attn.wq_NDQH.at[1, 2, 3, 4].set(jnp.nan)
+  grad = grad.replace(
+    dense=grad.dense.replace(attn=grad.dense.attn.replace(wq_NDQH=wq_NDQH))
   )
-  grad = dataclasses.replace(grad, layers=layers)
   fn = jax.jit(functools.partial(update.apply_gradient, tx=TX))
   new, metrics = fn(state, grad)
   assert fixtures.same_bits((new.params, new.opt), (state.params, state.opt))

@@ -1,15 +1,22 @@
 """The pieces of a layer, each against plain NumPy in float64."""
 
+import functools
+
 import jax
 from jax import test_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swe17.model import attention, layers
+from swe17 import config_model
+from swe17.model import attention, embedding, layers, rope
 
 B, T, Q, C, H = 2, 7, 4, 2, 6
-_rotate = jax.jit(layers.rotate, static_argnums=(2, 3))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _rotate(x, position, theta, dims):
+  return rope.rotate(x, position, config_model.Rope(theta=theta), dims)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -89,7 +96,7 @@ def test_swiglu_equals_float64():
 def test_the_gradient_of_an_embedding_sums_over_repeated_ids():
   table, grad = normal(6, 3), normal(2, 4, 3)
   token = np.int32([[5, 0, 5, 5], [2, 0, 1, 5]])
-  out, pull = jax.vjp(lambda w: layers.embed(w, token), jnp.asarray(table))
+  out, pull = jax.vjp(lambda w: embedding.embed(w, token), jnp.asarray(table))
   np.testing.assert_array_equal(out, table[token])
   want = np.zeros((6, 3))
   np.add.at(want, token, np.float64(grad))
@@ -102,8 +109,8 @@ def test_gradients_equal_finite_differences():
 
   @jax.jit
   def fn(table, scale, wg, wd):
-    x = layers.rms_norm(layers.embed(table, token), scale, 1e-6)
-    q = layers.rotate(x.reshape(1, 3, 1, 4), position, 100.0, 2).reshape(1, 3, 2, 2)
+    x = layers.rms_norm(embedding.embed(table, token), scale, 1e-6)
+    q = _rotate(x.reshape(1, 3, 1, 4), position, 100.0, 2).reshape(1, 3, 2, 2)
     o = attention.packed(q, q[:, :, :1], q[:, :, 1:], segment, 2)
     return jnp.sum(jnp.square(layers.mlp(o.reshape(1, 3, 4), wg, wg, wd)))
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swe17 import config
+from swe17 import config, config_model
 from swe17.model import cache as kv
+from swe17.model import gqa, transformer
 from swe17.model import params as p
-from swe17.model import transformer
 from tests import fixtures
 
 CFG = fixtures.MODEL
@@ -77,7 +77,7 @@ def of_shape(ngram: int, rotary_dim: int) -> tuple[config.Model, p.Params]:
     kv_heads=1,
     head_dim=24,
     rotary_dim=rotary_dim,
-    rope_theta=1e6,
+    rope=config_model.Rope(theta=1e6),
     ngram=ngram,
   )
   return cfg, fixtures.params(3, sharp=2.0, cfg=cfg)
@@ -195,12 +195,13 @@ def test_no_gradient_flows_from_a_logit_to_later_tokens_or_other_segments():
   token, position, segment = packed((0, tokens(16)), (16, tokens(16, seed=1)))
 
   def fn(x_BTD):
-    def attend(q, k, v):
-      return transformer.attention.packed(q, k, v, segment, T)
+    def attend(attn, h):
+      q, k, v = gqa.queries_keys_values(attn, h, position, CFG)
+      return gqa.out(attn, transformer.attention.packed(q, k, v, segment, T))
 
     for i in range(CFG.layers):
-      layer = jax.tree.map(lambda w, i=i: w[i], PARAMS.layers)
-      x_BTD = transformer.block(layer, x_BTD, position, attend, CFG)
+      layer = jax.tree.map(lambda w, i=i: w[i], PARAMS.dense)
+      x_BTD, _ = transformer.block(layer, x_BTD, attend, CFG)
     return jnp.sum(x_BTD[0, 20])
 
   grad = np.asarray(jax.jit(jax.grad(fn))(PARAMS.embed_VD[token]))[0]
@@ -217,7 +218,7 @@ def cached(
   for end in cuts:
     chunk = token_BT[:, start:end]
     position = np.tile(np.arange(start, end, dtype=np.int32), (len(chunk), 1))
-    hidden, cache = _cached_of(params, chunk, position, cache, None, cfg=cfg)
+    hidden, cache, _ = _cached_of(params, chunk, position, cache, None, cfg=cfg)
     out.append(np.asarray(transformer.logits(params, hidden)))
     start = end
   return np.concatenate(out, 1), cache
@@ -239,14 +240,14 @@ def test_rows_of_different_lengths_in_chosen_slots_equal_training():
   rows[0], rows[1, :11] = a, b
   position = np.tile(np.arange(16, dtype=np.int32), (2, 1))
   position[1, 11:] = T  # padding: beyond the cache
-  hidden, cache = _cached(PARAMS, rows, position, dirty, np.int32([3, 1]))
+  hidden, cache, _ = _cached(PARAMS, rows, position, dirty, np.int32([3, 1]))
   got = np.asarray(transformer.logits(PARAMS, hidden))
   np.testing.assert_allclose(got[0], alone(a), atol=1e-5)
   np.testing.assert_allclose(got[1, :11], alone(b), atol=1e-5)
   # One more token of each, at positions of their own, in all four slots at once.
   step = np.int32([[0], [9], [0], [8]])
   position = np.int32([[T], [11], [T], [16]])
-  hidden, _ = _cached(PARAMS, step, position, cache, None)
+  hidden, _, _ = _cached(PARAMS, step, position, cache, None)
   got = np.asarray(transformer.logits(PARAMS, hidden))[:, 0]
   np.testing.assert_allclose(got[1], alone(np.append(b, 9))[-1], atol=1e-5)
   np.testing.assert_allclose(got[3], alone(np.append(a, 8))[-1], atol=1e-5)
@@ -254,14 +255,14 @@ def test_rows_of_different_lengths_in_chosen_slots_equal_training():
 
 def test_a_position_beyond_the_cache_writes_nothing():
   cache = jax.tree.map(lambda x: x + np.array(1, x.dtype), kv.init(CFG, 2, 8))
-  _, after = _cached(PARAMS, tokens(2, 1), np.int32([[8], [9]]), cache, None)
+  _, after, _ = _cached(PARAMS, tokens(2, 1), np.int32([[8], [9]]), cache, None)
   assert fixtures.same_bits(cache, after)
 
 
 def test_only_the_named_slots_are_written():
   cache = kv.init(CFG, 4, 8)
   position = np.int32([[2], [5]])
-  _, after = _cached(PARAMS, tokens(2, 1), position, cache, np.int32([3, 1]))
+  _, after, _ = _cached(PARAMS, tokens(2, 1), position, cache, np.int32([3, 1]))
   for array in fixtures.leaves((after.k, after.v)):
     written = np.argwhere(np.abs(array).max((1, 3)) > 0)
     assert written.tolist() == [[1, 5], [3, 2]]
@@ -300,7 +301,7 @@ def test_shapes_count_and_initial_scale():
       assert value.shape == leaf.shape and value.dtype == jnp.float32
       assert len(leaf.axes) == len(leaf.shape)
       if leaf.scale == 0:
-        assert bool(jnp.all(value == 1)), name
+        assert bool(jnp.all(value == leaf.mean)), name
       elif cfg.ngram == 1 or not name.endswith(('wk_NDCH', 'wo_NQHD')):
         # Those two have a start of their own where there is an n-gram embedding.
         assert float(jnp.std(value)) == pytest.approx(leaf.scale, rel=0.05), name
@@ -326,11 +327,11 @@ def test_heads_look_for_the_token_before_if_even_and_for_the_same_token_if_odd(
   wide, head
 ):
   w = jax.tree.map(np.asarray, wide)
-  query_VH = w.embed_VD @ w.layers.wq_NDQH[0, :, 2 * head]
+  query_VH = w.embed_VD @ w.dense.attn.wq_NDQH[0, :, 2 * head]
   token_V = np.random.default_rng(0).permutation(V)
   # Key i is of a token `token_V[i]` that follows token i.
   key_VD = w.embed_VD[token_V] + w.embed_VD @ w.prev_JDD[0]
-  key_VH = key_VD @ w.layers.wk_NDCH[0, :, head]
+  key_VH = key_VD @ w.dense.attn.wk_NDCH[0, :, head]
   found_V = np.argmax(query_VH @ key_VH.T, axis=1)
   follows, same = (
     np.mean(found_V == np.arange(V)),
@@ -342,7 +343,7 @@ def test_heads_look_for_the_token_before_if_even_and_for_the_same_token_if_odd(
 
 def test_a_head_writes_out_what_it_read_through_the_transpose(wide):
   wv_DCH, wo_QHD = (
-    np.asarray(x[0]) for x in (wide.layers.wv_NDCH, wide.layers.wo_NQHD)
+    np.asarray(x[0]) for x in (wide.dense.attn.wv_NDCH, wide.dense.attn.wo_NQHD)
   )
   for head in range(8):
     assert np.array_equal(wo_QHD[head], 0.25 * wv_DCH[:, head // 2].T)
@@ -351,7 +352,7 @@ def test_a_head_writes_out_what_it_read_through_the_transpose(wide):
 def test_without_an_n_gram_embedding_attention_starts_at_random():
   made = p.init(p.abstract(PLAIN, V), jax.random.key(0))
   assert made.prev_JDD is None
-  leaves = made.layers
+  leaves = made.dense.attn
   for q in range(4):
     wv = np.asarray(leaves.wv_NDCH[:, :, q // 2])
     like = np.corrcoef(np.moveaxis(wv, 1, 2).ravel(), leaves.wo_NQHD[:, q].ravel())
@@ -365,8 +366,8 @@ def test_without_an_n_gram_embedding_attention_starts_at_random():
 
 def test_equal_shapes_get_different_values_and_equal_keys_the_same():
   made = p.init(p.abstract(CFG, V), jax.random.key(0))
-  assert not np.array_equal(made.layers.wg_NDF, made.layers.wu_NDF)
-  assert not np.array_equal(made.layers.wg_NDF[0], made.layers.wg_NDF[1])
+  assert not np.array_equal(made.dense.mlp.wg_NDF, made.dense.mlp.wu_NDF)
+  assert not np.array_equal(made.dense.mlp.wg_NDF[0], made.dense.mlp.wg_NDF[1])
   assert fixtures.same_bits(made, p.init(p.abstract(CFG, V), jax.random.key(0)))
 
 

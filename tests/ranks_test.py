@@ -17,7 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 RANK = {
   'swe17.types': 0, 'swe17.config': 0, 'swe17.settings': 0, 'swe17.wire': 0,
-  'swe17.fields': 0, 'swe17.config_loss': 0, 'swe17.kept': 0, 'swe17.wire_kept': 0,
+  'swe17.fields': 0, 'swe17.config_loss': 0, 'swe17.config_model': 0,
+  'swe17.kept': 0, 'swe17.wire_kept': 0, 'swe17.source_file': 0,
   'swe17.ops': 1, 'swe17.store': 1, 'swe17.env': 1, 'swe17.metrics': 1,
   'swe17.model': 2, 'swe17.agent': 2, 'swe17.sync': 2,
   'swe17.learner': 3, 'swe17.sampler': 3, 'swe17.rollout': 3,
@@ -26,14 +27,25 @@ RANK = {
 }  # fmt: skip
 
 # In rank 0 there are files, not packages; they may use each other in this order.
-RANK_0 = ['swe17.types', 'swe17.fields', 'swe17.config_loss']
+RANK_0 = ['swe17.types', 'swe17.fields', 'swe17.config_loss', 'swe17.config_model']
 RANK_0 += ['swe17.config', 'swe17.settings']
-RANK_0 += ['swe17.kept', 'swe17.wire_kept', 'swe17.wire']
+RANK_0 += ['swe17.kept', 'swe17.wire_kept', 'swe17.wire', 'swe17.source_file']
 
 JAX = {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}
 JAX_PACKAGES = {'swe17.ops', 'swe17.model', 'swe17.learner', 'swe17.sampler'}
 # Numpy files among packages with JAX, and the one file with JAX among those without.
-WITHOUT_JAX = {'swe17.ops', 'swe17.ops.advantage', 'swe17.ops.length'}
+WITHOUT_JAX = {'swe17.ops', 'swe17.ops.advantage', 'swe17.ops.length', 'swe17.model'}
+WITHOUT_JAX |= {
+  f'swe17.model.{file}'
+  for file in (
+    'hf_config',
+    'hf_config_write',
+    'hf_files',
+    'gguf_file',
+    'names',
+    'source',
+  )
+}
 WITH_JAX = {'swe17.sync.apply'}
 
 # Third party -> the modules (or packages) that may import it.

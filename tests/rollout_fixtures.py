@@ -36,7 +36,7 @@ class World:
     self.seconds = 0.0
     self.began: dict[str, int] = {}
     self.version = lambda: 0
-    self.tok = None
+    self.fmt = None
 
   async def episode(self, task, generate, group_id, member, sampling) -> types.Episode:
     del sampling

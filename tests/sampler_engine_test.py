@@ -392,7 +392,7 @@ def mixed_logp(request, result, at: int) -> np.ndarray:
   cache = kv.init(MODEL, 1, LENGTH)
   hidden = []
   for part, params in ((slice(0, at), weights(0)), (slice(at, None), weights(1))):
-    out, cache = transformer.apply_cached(
+    out, cache, _ = transformer.apply_cached(
       params, token_T[None, part], position_T[None, part], cache, None, cfg=MODEL
     )
     hidden.append(out)

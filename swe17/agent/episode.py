@@ -3,7 +3,9 @@
   prompt -> [generate -> parse -> run the calls -> results]* -> verify
 
 The context only grows: sampled ids as they came (mask True, with log-prob, entropy,
-version and kept set), prompt, results and glue by id (mask False). How it ends:
+version and kept set), prompt, results and glue by id (mask False). With
+`thoughts='strip'` a turn that opened with a thought is followed by a new segment, whose
+context has the same ids but those of the thought. How it ends:
 
   submitted            the verifier's outcome
   malformed call       outcome 0 (`on_malformed='end'`), none of that turn's calls runs
@@ -26,8 +28,7 @@ import numpy as np
 import xxhash
 
 from swe17 import config, types
-from swe17.agent import chat, record, tools
-from swe17.agent import tokenizer as tokenizers
+from swe17.agent import formats, record, tools
 from swe17.env import base, grader
 
 Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
@@ -38,7 +39,7 @@ async def run(
   task: types.Task,
   env: base.Env,
   generate: Generate,
-  tokenizer: tokenizers.Tokenizer,
+  fmt: formats.Format,
   cfg: config.Agent,
   sampling: types.Sampling,
   seed: int,
@@ -52,23 +53,23 @@ async def run(
   than `cfg.max_context` tokens are recorded: results that no longer fit are left out.
   """
   start = clock()
-  log = record.Record(tokenizer, clock)
+  log = record.Record(fmt, clock)
   limit = asyncio.timeout(cfg.episode_seconds)
   try:
     async with limit:
       outcome = await _turns(
         log,
-        prompt=chat.open_prompt(tokenizer, task.prompt),
+        prompt=fmt.prompt(task.prompt, env.tools),
         env=env,
         generate=generate,
         cfg=cfg,
-        request=types.GenerateRequest(
-          session=f'{group_id}.{member}.0',
+        request_of=lambda segment: types.GenerateRequest(
+          session=f'{group_id}.{member}.{segment}',
           token_T=np.zeros(0, np.int32),
           max_new=cfg.max_new_tokens,
-          stop_ids=chat.stop_ids(tokenizer),
+          stop_ids=fmt.stop_ids,
           sampling=sampling,
-          key=draw_key(seed, group_id, member, 0),
+          key=draw_key(seed, group_id, member, segment),
         ),
       )
   except (OSError, grader.GraderError, record.SamplerError) as e:
@@ -86,13 +87,13 @@ async def run(
     status='invalid' if outcome.value is None else 'valid',
     outcome=outcome,
     solved_at=task.solved_at,
-    segments=(log.segment(),),
+    segments=log.segments(),
     turns=log.turns,
     calls=log.calls,
     malformed=log.malformed,
     tests=log.tests,
     submitted=env.done,
-    sampled_tokens=sum(log.mask),
+    sampled_tokens=log.drawn,
     thinking_tokens=log.thinking,
     topk_bound=log.topk_bound,
     tool_seconds=log.tool_seconds,
@@ -114,10 +115,10 @@ async def _turns(
   env: base.Env,
   generate: Generate,
   cfg: config.Agent,
-  request: types.GenerateRequest,
+  request_of: Callable[[int], types.GenerateRequest],
 ) -> types.Outcome:
   """The loop. Raises what `run` makes an invalid episode of."""
-  tok = log.tokenizer
+  fmt, request = log.fmt, request_of(0)
   if len(prompt) >= cfg.max_context:
     reason = f'prompt: {len(prompt)} tokens, agent.max_context is {cfg.max_context}'
     return types.Outcome(None, reason)
@@ -127,13 +128,13 @@ async def _turns(
       request,
       token_T=np.asarray(log.token, np.int32),
       max_new=min(cfg.max_new_tokens, cfg.max_context - len(log.token)),
+      routes_from=log.routed,
     )
     result = await generate(request)
-    record.check_result(result, request, tok.vocab_size)
+    record.check_result(result, request, fmt.vocab_size)
     log.sampled(result, turn, request.sampling.temperature)
     drawn = result.token_T.tolist()
-    parsed = tools.parse(tok.decode(drawn if drawn[-1] != tok.end else drawn[:-1]))
-    calls = [tools.check(call, env.tools) for call in parsed.calls]
+    calls = [tools.check(call, env.tools) for call in fmt.parse(drawn).calls]
     bad = [call for call in calls if call.error]
     log.malformed += len(bad)
     unfinished = result.finish == 'length' and (
@@ -148,18 +149,23 @@ async def _turns(
     results = await log.run(calls, env, cfg.max_calls)
     if env.done:
       return await env.verify()
-    glue = chat.close_turn(tok, drawn)
-    glue += chat.tool_results(tok, [result.text for result in results])
-    if len(log.token) + len(glue) >= cfg.max_context:
+    glue = fmt.results(drawn, calls, [result.text for result in results])
+    kept = fmt.without_thought(drawn) if cfg.thoughts == 'strip' else drawn
+    if len(log.token) - len(drawn) + len(kept) + len(glue) >= cfg.max_context:
       log.cut = True
       return types.Outcome(0.0, 'not submitted: no room left in the context')
-    if turn + 1 < cfg.max_turns:
+    if turn + 1 == cfg.max_turns:
+      break  # results that nobody reads are left out
+    if kept == drawn:
       log.given(glue)
+    else:
+      context = [*log.token[: -len(drawn)], *kept, *glue]
+      request = request_of(log.open_segment(context))
   log.cut = True
   return types.Outcome(0.0, 'not submitted: turn limit')
 
 
-def transcript(episode: types.Episode, tokenizer: tokenizers.Tokenizer) -> str:
+def transcript(episode: types.Episode, fmt: formats.Format) -> str:
   """An episode to read: markdown, one section a message."""
   value = episode.outcome.value
   score = 'none' if value is None else f'{value:g}'
@@ -178,7 +184,7 @@ def transcript(episode: types.Episode, tokenizer: tokenizers.Tokenizer) -> str:
     stats = _stats(segment, segment.mask_T)
     lines.append(f'- segment: {segment.token_T.size} tokens in all, {stats}')
     turn = 0
-    for role, text in chat.messages(tokenizer, segment.token_T.tolist()):
+    for role, text in fmt.messages(segment.token_T.tolist()):
       title = role
       if role == 'assistant':
         own = segment.mask_T & (segment.turn_T == turn)

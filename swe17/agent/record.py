@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from swe17 import types
-from swe17.agent import tokenizer as tokenizers
-from swe17.agent import tools
+from swe17.agent import formats, tools
 from swe17.env import base
 
 _ROUNDING = 1e-6  # a log-probability may exceed 0 by rounding, not by more
@@ -58,23 +57,58 @@ def check_result(
   own = np.bincount(owner[result.kept.ids == result.token_T[owner]], minlength=n)
   if not (own == (size_T > 0)).all():
     raise SamplerError('sampler: a token lies outside its kept set')
+  _check_routes(result, request)
+
+
+def _check_routes(result: types.GenerateResult, request: types.GenerateRequest) -> None:
+  """Rows may go back behind what is held, never leave a gap, and end at the last fed.
+
+  What was fed is all of the context and every drawn token but the last.
+  """
+  if result.routes_RNK is None:
+    return
+  start, rows = result.routes_start, result.routes_RNK.shape[0]
+  fed = request.token_T.size + result.token_T.size - 1
+  if not 0 <= start <= request.routes_from or start + rows != fed:
+    raise SamplerError(
+      f'sampler: got {rows} routes from token {start}, want those up to token {fed} '
+      f'from {request.routes_from} or before'
+    )
 
 
 class Record:
   """What an episode has recorded so far; whole at any await, so it survives a fault."""
 
-  def __init__(self, tokenizer: tokenizers.Tokenizer, clock: Callable[[], float]):
-    self.tokenizer = tokenizer
+  def __init__(self, fmt: formats.Format, clock: Callable[[], float]):
+    self.fmt = fmt
     self._clock = clock
+    self._closed: list[types.Segment] = []
+    self._begin()
+    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
+    self.drawn = 0  # tokens sampled, in all segments
+    self.topk_bound = 0
+    self.tool_seconds = 0.0
+    self.cut = False
+
+  def _begin(self) -> None:
     self.token: list[int] = []
     self.mask: list[bool] = []
     self._drawn: list[tuple[float, float, float, int, int]] = []
     self._kept_size: list[int] = []
     self._kept_ids: list[np.ndarray] = []
-    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
-    self.topk_bound = 0
-    self.tool_seconds = 0.0
-    self.cut = False
+    self._routes: list[np.ndarray] = []  # [R, N, K] each, one after another
+
+  def open_segment(self, ids: list[int]) -> int:
+    """Goes on in another context, of which nothing is trained anew. Its number."""
+    self._closed.append(self.segment())
+    self._begin()
+    self.given(ids)
+    return len(self._closed)
+
+  @property
+  def routed(self) -> int:
+    """Tokens whose routes are recorded: what `GenerateRequest.routes_from` says."""
+    return sum(len(rows) for rows in self._routes)
 
   def given(self, ids: list[int]) -> None:
     """Appends what the sampler did not draw."""
@@ -100,9 +134,18 @@ class Record:
     )
     self._kept_size += result.kept.size_T.tolist()
     self._kept_ids.append(result.kept.ids)
+    if result.routes_RNK is not None:
+      self._replace_routes(result.routes_RNK, result.routes_start)
     self.turns += 1
-    self.thinking += _thinking_tokens(self.tokenizer, ids)
+    self.drawn += len(ids)
+    self.thinking += self.fmt.thinking(ids)
     self.topk_bound += result.topk_bound
+
+  def _replace_routes(self, rows_RNK: np.ndarray, start: int) -> None:
+    """Rows from `start` on are these: a cache that was made anew has new ones."""
+    if start < self.routed:
+      self._routes = [np.concatenate(self._routes)[:start]]
+    self._routes.append(rows_RNK)
 
   async def run(
     self, calls: list[tools.Call], env: base.Env, max_calls: int
@@ -116,7 +159,11 @@ class Record:
     self.tests += ran.count('test')
     return results
 
+  def segments(self) -> tuple[types.Segment, ...]:
+    return *self._closed, self.segment()
+
   def segment(self) -> types.Segment:
+    """The present segment as it stands."""
     rows = list(zip(*self._drawn, strict=True)) or [()] * 5
     logp, entropy, temperature, version, turn = rows
     return types.Segment(
@@ -131,16 +178,5 @@ class Record:
         np.concatenate([[0], np.cumsum(self._kept_size)]).astype(np.int32),
         np.concatenate([np.zeros(0, np.int32), *self._kept_ids]).astype(np.int32),
       ),
+      routes_RNK=np.concatenate(self._routes) if self._routes else None,
     )
-
-
-def _thinking_tokens(tok: tokenizers.Tokenizer, ids: list[int]) -> int:
-  """Tokens between a <think> and its </think>, or to the end of the turn."""
-  count, inside = 0, False
-  for token in ids:
-    if token == tok.think_end or token == tok.end:
-      inside = False
-    count += inside
-    if token == tok.think:
-      inside = True
-  return count

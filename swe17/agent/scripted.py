@@ -18,8 +18,7 @@ import random
 import numpy as np
 
 from swe17 import types
-from swe17.agent import chat, tools
-from swe17.agent import tokenizer as tokenizers
+from swe17.agent import formats, tools
 from swe17.env import anchors, sites
 
 # What a thought calls each kind of fault.
@@ -81,17 +80,18 @@ class Scripted:
   so episodes may run side by side in any order.
   """
 
-  def __init__(self, tok: tokenizers.Tokenizer, rng: random.Random, style: Style):
-    self._tok = tok
+  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
+    self._fmt = fmt
     self._seed = rng.getrandbits(64)
     self._style = style
 
   async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
     rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
-    messages = chat.messages(self._tok, request.token_T.tolist())
+    messages = self._fmt.messages(request.token_T.tolist())
     room = request.max_new - 1
-    turn = _turn(self._tok, rng, self._style, _read(messages), room)
-    ids = [*turn, self._tok.end][: request.max_new]
+    turn = _turn(self._fmt, rng, self._style, _read(self._fmt, messages), room)
+    stop = self._fmt.stop_ids[0]
+    ids = [*turn, stop][: request.max_new]
     n = len(ids)
     return types.GenerateResult(
       token_T=np.asarray(ids, np.int32),
@@ -99,17 +99,17 @@ class Scripted:
       entropy_T=np.zeros(n, np.float32),
       version_T=np.zeros(n, np.int32),
       kept=types.KeptSets(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
-      finish='stop' if ids[-1] == self._tok.end else 'length',
+      finish='stop' if ids[-1] == stop else 'length',
     )
 
 
-def _read(messages: list[tuple[str, str]]) -> _Seen:
+def _read(fmt: formats.Format, messages: list[tuple[str, str]]) -> _Seen:
   """Plays the conversation back: each result belongs to the next call of its turn."""
   seen = _Seen()
   pending: list[tools.Call] = []
   for role, text in messages:
     if role == 'assistant':
-      pending = list(tools.parse(text).calls)
+      pending = list(fmt.read(text).calls)
     elif role == 'tool' and pending:
       seen = _after(seen, pending.pop(0), text)
   return seen
@@ -133,52 +133,52 @@ def _after(seen: _Seen, call: tools.Call, result: str) -> _Seen:
 
 
 def _turn(
-  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen, room: int
+  fmt: formats.Format, rng: random.Random, style: Style, seen: _Seen, room: int
 ) -> list[int]:
   """Ids of the next turn, without the end token, for which `room` ids leave space."""
   if not seen.source:
-    return _thought(tok, rng, style, 'look') + chat.call(tok, 'view')
+    return _thought(fmt, rng, style, 'look') + fmt.call('view')
   if style.practice:
-    return _practice(tok, rng, style, seen, room)
+    return _practice(fmt, rng, style, seen, room)
   stop = seen.verdict == 'passed' or (seen.edited and not seen.verdict)
   if stop or (seen.verdict and rng.random() >= style.persist):
-    return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
+    return _thought(fmt, rng, style, 'done') + fmt.call('submit')
   undo = seen.edited and rng.random() < style.undo
   found = edits(seen.source)
   fresh = [edit for edit in found if edit[:2] not in seen.tried]
   pool = found if rng.random() < style.retry_same else fresh
   if not pool:
-    return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
+    return _thought(fmt, rng, style, 'done') + fmt.call('submit')
   at, new, kind = rng.choice(pool)
-  ids = _thought(tok, rng, style, SUSPECT[kind])
-  ids += chat.call(tok, 'undo') if undo else []
-  ids += chat.call(tok, 'edit', at=at, new=new)
-  return ids + (chat.call(tok, 'test') if rng.random() < style.test else [])
+  ids = _thought(fmt, rng, style, SUSPECT[kind])
+  ids += fmt.call('undo') if undo else []
+  ids += fmt.call('edit', at=at, new=new)
+  return ids + (fmt.call('test') if rng.random() < style.test else [])
 
 
 def _practice(
-  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, seen: _Seen, room: int
+  fmt: formats.Format, rng: random.Random, style: Style, seen: _Seen, room: int
 ) -> list[int]:
   """Edits that are undone at once, those that fit in `room`; some time, submit."""
   found = edits(seen.source)
   if not found or rng.random() >= style.persist:
-    return _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
+    return _thought(fmt, rng, style, 'done') + fmt.call('submit')
   chosen = rng.choices(found, k=style.practice)
   ids: list[int] = []
   for at, new, kind in chosen:
-    pair = [] if ids else _thought(tok, rng, style, SUSPECT[kind])
-    pair += chat.call(tok, 'edit', at=at, new=new)
-    pair += chat.call(tok, 'undo')
+    pair = [] if ids else _thought(fmt, rng, style, SUSPECT[kind])
+    pair += fmt.call('edit', at=at, new=new)
+    pair += fmt.call('undo')
     ids += pair if len(ids) + len(pair) <= room else []
-  return ids or _thought(tok, rng, style, 'done') + chat.call(tok, 'submit')
+  return ids or _thought(fmt, rng, style, 'done') + fmt.call('submit')
 
 
 def _thought(
-  tok: tokenizers.Tokenizer, rng: random.Random, style: Style, text: str
+  fmt: formats.Format, rng: random.Random, style: Style, text: str
 ) -> list[int]:
   if rng.random() >= style.think:
     return []
-  return [tok.think, *tok.encode(text), tok.think_end]
+  return fmt.thought(text)
 
 
 @functools.lru_cache(maxsize=4096)

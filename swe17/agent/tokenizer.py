@@ -92,7 +92,7 @@ def load(path: pathlib.Path | None = None) -> Tokenizer:
 
 def _byte_table(spec: dict) -> list[bytes]:
   """Bytes of every id: markup stands for itself, the rest spell bytes as letters."""
-  letters = _byte_letters()
+  letters = byte_letters()
   vocab = spec['model']['vocab']
   if sorted(vocab.values()) != list(range(len(vocab))):
     raise ValueError(f'tokenizer: the {len(vocab)} ids are not 0 to {len(vocab) - 1}')
@@ -106,7 +106,7 @@ def _byte_table(spec: dict) -> list[bytes]:
   return table
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
   """GPT-2's letters for bytes: printable ones are themselves, the rest from U+0100."""
   own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   rest = [b for b in range(256) if b not in set(own)]

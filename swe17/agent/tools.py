@@ -4,10 +4,11 @@ A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. JSON is re
 JSON decoder from each opening tag, never by matching braces or the next closing tag, so
 a string may hold either. A bad call becomes a `Call` with an error and takes no other
 with it; nothing here raises on what a model wrote, and time is linear in its length.
+Other models put other tags around a call (syntax.py).
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import json
 import re
@@ -30,6 +31,7 @@ class Call:
   name: str
   arguments: Mapping[str, Any]
   error: str = ''
+  given: str = ''  # the id that the model itself gave it, where its syntax has one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,26 +52,47 @@ class Result:
   ran: bool  # False: refused or malformed, the environment never saw it
 
 
-def parse(text: str) -> Parsed:
+@dataclasses.dataclass(frozen=True)
+class Tags:
+  """What stands around a call, and what reads what is between.
+
+  Attributes:
+    open: begins a call.
+    close: ends it.
+    read: (text, place after `open`) -> ({'name', 'arguments'}, end, error), as
+      `read_object`.
+    ids: what `read` gives has the model's own 'id' too.
+  """
+
+  open: str
+  close: str
+  read: Callable[[str, int], tuple[Any, int, str]]
+  ids: bool = False
+
+
+def parse(text: str, tags: Tags | None = None) -> Parsed:
   """Splits one assistant turn. Never raises; a thought left open holds all the rest."""
-  thinking, text = _thought(text)
+  tags = tags or Tags(tokenizer.CALL, tokenizer.CALL_END, read_object)
+  thinking, text = thought(text)
   calls: list[Call] = []
   rest: list[str] = []
   at, close = 0, -1
-  while (start := text.find(tokenizer.CALL, at)) >= 0:
+  while (start := text.find(tags.open, at)) >= 0:
     rest.append(text[at:start])
-    begin = start + len(tokenizer.CALL)
-    value, end, error = _decode(text, begin)
-    if not error and text.startswith(tokenizer.CALL_END, end):
-      at = end + len(tokenizer.CALL_END)
-      calls.append(_call(len(calls), value))
+    begin = start + len(tags.open)
+    value, end, error = tags.read(text, begin)
+    if not error and text.startswith(tags.close, end):
+      at = end + len(tags.close)
+      given = value.pop('id') if tags.ids else ''
+      made = call_of(len(calls), value)
+      calls.append(dataclasses.replace(made, given=given) if given else made)
       continue
     # Go on after the closing tag, or at the next opening one where that comes first.
     # `close` is kept: a turn of nothing but opening tags must stay linear.
-    close = close if close >= end else _find(text, tokenizer.CALL_END, end)
-    at = _find(text, tokenizer.CALL, end)
+    close = close if close >= end else _find(text, tags.close, end)
+    at = _find(text, tags.open, end)
     if close < at:
-      at = close + len(tokenizer.CALL_END)
+      at = close + len(tags.close)
       error = error or 'text after the JSON object'
     else:
       error = CUT if at == len(text) else error or 'no closing tag'
@@ -164,7 +187,7 @@ async def _step(call: Call, env: base.Env, seconds: float | None) -> Result:
     return Result(call.id, f'timed out after {seconds:g} s', True)
 
 
-def _thought(text: str) -> tuple[str, str]:
+def thought(text: str) -> tuple[str, str]:
   """(thought, rest) of a turn; only what a turn opens with is its thought."""
   start = text.lstrip()
   if not start.startswith(tokenizer.THINK):
@@ -173,33 +196,41 @@ def _thought(text: str) -> tuple[str, str]:
   return thought, rest
 
 
-def _decode(text: str, at: int) -> tuple[Any, int, str]:
-  """(object, end, error) of the JSON object that begins at `at`; `at` on an error.
+def read_object(text: str, at: int) -> tuple[Any, int, str]:
+  """(object, end, error) of the JSON object that begins at `at`; `at` on an error."""
+  value, end, error, _ = scan_object(text, at)
+  return value, end, error
+
+
+def scan_object(text: str, at: int) -> tuple[Any, int, str, bool]:
+  """As `read_object`, and whether the text ended before the object did.
 
   The decoder gets a window that grows while it may be what cut the object short: its
   errors count lines from the start of what it was given, which over a whole turn of bad
   calls would be quadratic.
   """
-  start, size = _skip_space(text, at), 256
+  start, size = skip_space(text, at), 256
   if not text.startswith('{', start):
-    return None, at, 'want a JSON object'
+    return None, at, 'want a JSON object', False
   while True:
     window = text[start : start + size]
     try:
       value, end = _DECODER.raw_decode(window)
-      return value, _skip_space(text, start + end), ''
+      return value, skip_space(text, start + end), '', False
     except RecursionError:
-      return None, at, 'invalid JSON: nested too deeply'
+      return None, at, 'invalid JSON: nested too deeply', False
     except json.JSONDecodeError as e:
-      inside = e.pos < len(window) - _LOOKAHEAD and not e.msg.startswith('Unterminated')
+      unended = e.msg.startswith('Unterminated')
+      inside = e.pos < len(window) - _LOOKAHEAD and not unended
       if inside or start + size >= len(text):
-        return None, at, f'invalid JSON: {e.msg}'
+        out = start + size >= len(text) and (unended or e.pos >= len(window))
+        return None, at, f'invalid JSON: {e.msg}', out
     except ValueError as e:  # a number of more digits than Python reads, or a constant
-      return None, at, f'invalid JSON: {e}'
+      return None, at, f'invalid JSON: {e}', False
     size *= 4
 
 
-def _skip_space(text: str, at: int) -> int:
+def skip_space(text: str, at: int) -> int:
   space = _SPACE.match(text, at)
   return space.end() if space else at
 
@@ -216,7 +247,7 @@ def _find(text: str, tag: str, at: int) -> int:
   return found if found >= 0 else len(text)
 
 
-def _call(i: int, value: dict[str, Any]) -> Call:
+def call_of(i: int, value: dict[str, Any]) -> Call:
   """The one internal form of a call, or the same with what is wrong with it."""
   name, arguments = value.get('name'), value.get('arguments')
   if not isinstance(name, str):

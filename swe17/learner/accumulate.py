@@ -80,7 +80,8 @@ def _local(
   def one(i: jax.Array) -> tuple[jax.Array, Any, p.Params]:
     micro = jax.tree.map(lambda x: x[i] if jnp.ndim(x) else x, batch)
     (loss, pieces), grad = jax.value_and_grad(loss_fn, has_aux=True)(params, micro)
-    return loss, pieces, grad
+    # Summed in float32, whatever the weights were held in.
+    return loss, pieces, jax.tree.map(lambda g: g.astype(jnp.float32), grad)
 
   if not exact:
     return in_order(one, batch.micro, add=add)

@@ -206,6 +206,7 @@ def fill(
   denominator: float,
   version: int = -1,
   context_weight: float | None = None,
+  routes: tuple[int, int, int] | None = None,
 ) -> st.Batch:
   """Packs items into a batch of `micro` micro-batches of `cfg.micro_rows` rows.
 
@@ -218,6 +219,8 @@ def fill(
     version: the learner's present weight version.
     context_weight: for imitation: the weight of tokens nobody sampled; None: only
       sampled tokens count.
+    routes: (layers, experts a token, experts) of the routes to replay
+      (`config.Model.routes`); None: the batch has none.
   """
   B, T = cfg.micro_rows, cfg.row_length
   rows = pack([item.segment.token_T.size - 1 for item in items], T)
@@ -241,6 +244,7 @@ def fill(
     'episode': np.zeros((M * B, T), np.int32),
   }
   kept = np.full((M * B, T, max(K, 1)), -1, np.int32)
+  replayed = None if routes is None else np.full((M * B, T, *routes[:2]), -1, np.int16)
   for r, row in enumerate(rows):
     at = turns = 0
     for j, i in enumerate(row):
@@ -262,10 +266,16 @@ def fill(
       a['adv'][r, to] = np.where(mask, items[i].adv_T(), other)
       a['temperature'][r, to] = np.where(mask, segment.temperature_T[1:], 1.0)
       kept[r, to] = kept_sets.padded(segment.kept, max(K, 1))[1:]
+      if replayed is not None and segment.routes_RNK is not None:
+        # Row i is of input i; the last token is no input, and the tail was never fed.
+        rows = segment.routes_RNK[:n]
+        replayed[r, at : at + len(rows)] = rows
       at += n
   fields: dict[str, Any] = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
   for name in _MEASURED:
     fields[f'{name}_MBT'] = np.zeros((M, B, T), np.float32)
+  if replayed is not None:
+    fields['routes_MBTNK'] = replayed.reshape(M, B, *replayed.shape[1:])
   fields['kept_ids_MBTK'] = kept.reshape(M, B, T, -1)
   fields['micro'] = np.int32(-(-len(rows) // B))
   fields['denominator'] = np.float32(denominator)

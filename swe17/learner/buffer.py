@@ -22,11 +22,18 @@ _log = logging.getLogger(__name__)
 
 
 def refuse(
-  episode: types.Episode, *, newest: int, vocab: int, truncates: bool, top_k: int
+  episode: types.Episode,
+  *,
+  newest: int,
+  vocab: int,
+  truncates: bool,
+  top_k: int,
+  routes: tuple[int, int, int] | None = None,
 ) -> str | None:
   """Why an episode cannot be trained on, or None.
 
-  `top_k` bounds the kept sets. Written as 'keep if inside', so that NaN is refused.
+  `top_k` bounds the kept sets, `routes` is `config.Model.routes`. Written as 'keep if
+  inside', so that NaN is refused.
   """
   if episode.status not in ('valid', 'masked', 'invalid'):
     return f'unknown status {episode.status!r}'
@@ -61,14 +68,14 @@ def refuse(
       return f'a token claims a weight version outside 0..{newest}'
     if not np.all((segment.kept.ids >= 0) & (segment.kept.ids < vocab)):
       return 'a kept id is outside the vocabulary'
-    reason = _refuse_sets(segment, truncates, top_k)
+    reason = _refuse_sets(segment, truncates, top_k) or _refuse_routes(segment, routes)
     if reason:
       return reason
   return None
 
 
 def _per_token(segment: types.Segment) -> list[np.ndarray]:
-  return [array for name, array in vars(segment).items() if name != 'kept']
+  return [array for name, array in vars(segment).items() if name.endswith('_T')]
 
 
 def _refuse_sets(segment: types.Segment, truncates: bool, top_k: int) -> str | None:
@@ -86,6 +93,27 @@ def _refuse_sets(segment: types.Segment, truncates: bool, top_k: int) -> str | N
     np.logical_or.at(hit_T, at, segment.kept.ids == segment.token_T[at])
     if not np.all(hit_T[mask_T]):
       return 'a sampled token lies outside its kept set'
+  return None
+
+
+def _refuse_routes(
+  segment: types.Segment, routes: tuple[int, int, int] | None
+) -> str | None:
+  """Where routes are replayed, every input up to the last draw has one, in range."""
+  if routes is None or not segment.mask_T.any():
+    return None
+  layers, active, experts = routes
+  routes_RNK = segment.routes_RNK
+  if routes_RNK is None:
+    return 'a segment lacks its routes'
+  if routes_RNK.shape[1:] != (layers, active):
+    return 'routes are not those of this model'
+  if not np.flatnonzero(segment.mask_T)[-1] <= len(routes_RNK) <= segment.token_T.size:
+    return 'routes do not end at the last draw'
+  if routes_RNK.max(initial=0) >= experts:
+    return 'a route leads to no expert'
+  if np.any(np.diff(np.sort(routes_RNK, axis=-1), axis=-1) == 0):
+    return 'a route leads to one expert twice'
   return None
 
 
@@ -120,9 +148,11 @@ class Buffer:
     vocab: int,
     truncates: bool,
     top_k: int,
+    routes: tuple[int, int, int] | None = None,
   ):
     self._store, self._max_staleness = store, max_staleness
     self._vocab, self._truncates, self._top_k = vocab, truncates, top_k
+    self._routes = routes
     self._waiting: dict[int, types.Group] = {}
     self._seen: set[str] = set()
     self.consumed: set[int] = set()
@@ -166,6 +196,7 @@ class Buffer:
         vocab=self._vocab,
         truncates=self._truncates,
         top_k=self._top_k,
+        routes=self._routes,
       )
       if reason:
         self.dropped[reason] += 1

@@ -3,7 +3,7 @@
 import jax
 
 from swe17 import settings
-from swe17.agent import tokenizer
+from swe17.agent import formats
 from swe17.learner import checkpoint, optimizer
 from swe17.learner import state as st
 from swe17.model import params as p
@@ -17,7 +17,7 @@ def main(run_dir: str, step: str, store: str) -> None:
   FileNotFoundError if the run has no such checkpoint.
   """
   cfg = settings.load(run_dir)
-  shapes = p.abstract(cfg.model, tokenizer.load().vocab_size)
+  shapes = p.abstract(cfg.model, formats.load(cfg.model.source).vocab_size)
   tx = optimizer.make(cfg.optim, optimizer.schedule(cfg.optim))
   like = st.init(p.init(shapes, jax.random.key(0)), tx)
   found = checkpoint.Checkpoints(run_dir, cfg.checkpoint)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from swe17 import config, types
-from swe17.learner import batching, optimizer, update
+from swe17.learner import batching, mesh, optimizer, update
 from swe17.learner import state as st
 from swe17.store import groups as group_store
 from swe17.store import kv
@@ -83,25 +83,24 @@ def schedule(cfg: config.Imitation) -> optax.Schedule:
 
 
 def run(
-  state: st.State, episodes: Episodes, cfg: config.Config
+  state: st.State, episodes: Episodes, cfg: config.Config, devices: mesh.Devices
 ) -> Iterator[tuple[st.State, dict[str, jax.Array]]]:
   """Yields (state, metrics) after every imitation step. `state` is donated.
 
   The state's optimiser part must come from `optimizer.make(cfg.optim, schedule)`.
   """
   tx = optimizer.make(cfg.optim, schedule(cfg.imitation))
-  step = jax.jit(
-    functools.partial(
-      update.imitate, model=cfg.model, tx=tx, exact=cfg.optim.exact_sum
-    ),
-    donate_argnums=0,
+  step = functools.partial(
+    update.imitate, model=cfg.model, tx=tx, exact=cfg.optim.exact_sum
   )
+  jitted = mesh.jit(devices, step, state)
   batch_cfg, rows = cfg.batch, cfg.imitation.rows
   micro = -(-rows // batch_cfg.micro_rows)
   room = int(FILLED * micro * batch_cfg.micro_rows * batch_cfg.row_length)
   for _ in range(cfg.imitation.steps):
-    batch = _fill(episodes, room, micro + 1, cfg)
-    state, metrics = step(state, batch)
+    batch = mesh.put(devices, _fill(episodes, room, micro + 1, cfg))
+    with mesh.scope(devices):
+      state, metrics = jitted(state, batch)
     yield state, metrics
 
 

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 from swe17 import config
-from swe17.learner import batching, buffer, optimizer, process, summary, update
+from swe17.learner import batching, buffer, mesh, optimizer, process, summary, update
 from swe17.learner import state as st
 from swe17.metrics import alarms, records
 from swe17.model import params as p
 from swe17.store import groups as group_store
-from swe17.sync import apply, publisher
+from swe17.sync import publisher
 
 # (state, batch, reference) -> (state, metrics), jitted
 Step = Callable[
@@ -64,14 +64,16 @@ def _compiler(run_: process.Run) -> Callable[[st.Batch], Step]:
     loss=cfg.loss,
     tx=process.policy_optimiser(cfg),
     exact=cfg.optim.exact_sum,
+    mesh=run_.devices.replicas,
   )
-  jitted = jax.jit(step, donate_argnums=0)
+  jitted = mesh.jit(run_.devices, step, run_.state)
   compiled: dict[int, Step] = {}
 
   def of(batch: st.Batch) -> Step:
     M = batch.token_MBT.shape[0]
     if M not in compiled:
-      compiled[M] = jitted.lower(run_.state, batch, run_.reference).compile()
+      with mesh.scope(run_.devices):
+        compiled[M] = jitted.lower(run_.state, batch, run_.reference).compile()
     return compiled[M]
 
   return of
@@ -82,7 +84,7 @@ def _train(run_: process.Run) -> int:
   resumed = run_.step if run_.resumed else None
   if run_.resumed:
     # Versions of the steps that are lost may be out: samplers go on from these weights.
-    process.publish(run_, apply.to_host(run_.state.params))
+    process.publish(run_, mesh.to_host(run_.devices, run_.state.params))
   step_fn = _compiler(run_)
   if run_.step < cfg.steps:
     step_fn(_fill(run_, [], 1))  # compiled while the first groups are sampled
@@ -160,7 +162,7 @@ def _one_step(
   run_.state, metrics = step_fn(batch)(run_.state, batch, run_.reference)
   # The published copy is fetched to the host before the state is donated again, and
   # with it the metrics: at one version a step both wait for the same computation.
-  host, metrics = apply.to_host(run_.state.params), jax.device_get(metrics)
+  host, metrics = mesh.to_host(run_.devices, run_.state.params), jax.device_get(metrics)
   updated = time.monotonic() - updating
   run_.skipped += int(metrics['skipped_steps'])
   if not np.isfinite(metrics['grad_norm']) and cfg.optim.on_nonfinite == 'stop':
@@ -194,7 +196,7 @@ def _no_signal(run_: process.Run, assembled: batching.Assembled) -> None:
   A version with the same weights carries the cursor, so that rollouts go on.
   """
   run_.dead_batches += 1
-  process.publish(run_, apply.to_host(run_.state.params))
+  process.publish(run_, mesh.to_host(run_.devices, run_.state.params))
   if run_.dead_batches >= DEAD_BATCHES:
     reasons = dict(run_.buffer.dropped.most_common(3))
     raise Dead(
@@ -213,7 +215,7 @@ def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> s
   # A static size for the usual batch; a larger one (several batches without signal
   # before it) costs one more compilation.
   usual = -(-cfg.batch.groups * cfg.rollout.group_size // cfg.batch.micro_rows)
-  return batching.fill(
+  batch = batching.fill(
     items,
     micro=max(usual, -(-rows // cfg.batch.micro_rows)),
     cfg=cfg.batch,
@@ -221,7 +223,9 @@ def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> s
     denominator=batching.denominator(cfg.loss, episodes, cfg.agent.max_context),
     # With several steps a version, the learner may be ahead of the newest one.
     version=run_.version if run_.step_of[run_.version] == run_.step else -1,
+    routes=cfg.model.routes,
   )
+  return mesh.put(run_.devices, batch)
 
 
 def _publish_values(run_: process.Run, host: dict[str, np.ndarray]) -> dict[str, Any]:

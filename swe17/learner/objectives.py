@@ -120,7 +120,8 @@ def referred(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> st.Ba
 
 def _scored(logp_of: Callable[[st.Batch], jax.Array], batch: st.Batch) -> jax.Array:
   """`logp_of` of the first `batch.micro` micro-batches, [M, B, T]; 0 for the rest."""
-  arrays = {k: v for k, v in vars(batch).items() if k not in ('micro', 'denominator')}
+  whole = ('micro', 'denominator')
+  arrays = {k: v for k, v in vars(batch).items() if k not in whole and v is not None}
 
   def body(i: jax.Array, logp_MBT: jax.Array) -> jax.Array:
     micro = dataclasses.replace(batch, **{k: v[i] for k, v in arrays.items()})

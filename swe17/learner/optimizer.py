@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from swe17 import config
+from swe17.model import sharding
 
 ADAMW = 'adamw'
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -47,20 +48,54 @@ class Matrix:
 
 Table = Mapping[str, Matrix | str]
 
-# One line a parameter. Axis 0 (layer or offset) stacks matrices.
+_IN_OUT = Matrix(rows=(1,), columns=(2,))
+_TO_HEADS = Matrix(rows=(1,), columns=(2, 3), head=2)
+_FROM_HEADS = Matrix(rows=(1, 2), columns=(3,), head=1)
+_EXPERT = Matrix(rows=(2,), columns=(3,))  # axis 1 is the expert's
+
+# One line a parameter of a stack of layers. Axis 0 (layer or offset) stacks matrices.
+_LAYER: Table = {
+  'attn_norm_ND': ADAMW,
+  'mlp_norm_ND': ADAMW,
+  'attn/wq_NDQH': _TO_HEADS,
+  'attn/wk_NDCH': _TO_HEADS,
+  'attn/wv_NDCH': _TO_HEADS,
+  'attn/wo_NQHD': _FROM_HEADS,
+  'attn/bq_NQH': ADAMW,
+  'attn/bk_NCH': ADAMW,
+  'attn/bv_NCH': ADAMW,
+  'attn/q_norm_NH': ADAMW,
+  'attn/k_norm_NH': ADAMW,
+  'attn/wq_down_NDA': _IN_OUT,
+  'attn/q_norm_NA': ADAMW,
+  'attn/wq_NAQH': _TO_HEADS,
+  'attn/wkv_down_NDL': _IN_OUT,
+  'attn/wk_rope_NDr': _IN_OUT,
+  'attn/kv_norm_NL': ADAMW,
+  'attn/wk_NLQP': _TO_HEADS,
+  'attn/wv_NLQU': _TO_HEADS,
+  'attn/wo_NQUD': _FROM_HEADS,
+  'mlp/wg_NDF': _IN_OUT,
+  'mlp/wu_NDF': _IN_OUT,
+  'mlp/wd_NFD': _IN_OUT,
+  'mlp/router_NDE': ADAMW,
+  'mlp/bias_NE': ADAMW,
+  'mlp/wg_NEDF': _EXPERT,
+  'mlp/wu_NEDF': _EXPERT,
+  'mlp/wd_NEFD': _EXPERT,
+  'mlp/shared/wg_NDF': _IN_OUT,
+  'mlp/shared/wu_NDF': _IN_OUT,
+  'mlp/shared/wd_NFD': _IN_OUT,
+}
+
 TABLE: Table = {
   'embed_VD': ADAMW,
-  'prev_JDD': Matrix(rows=(1,), columns=(2,)),
+  'head_VD': ADAMW,
+  'prev_JDD': _IN_OUT,
   'norm_D': ADAMW,
-  'layers/attn_norm_ND': ADAMW,
-  'layers/mlp_norm_ND': ADAMW,
-  'layers/wq_NDQH': Matrix(rows=(1,), columns=(2, 3), head=2),
-  'layers/wk_NDCH': Matrix(rows=(1,), columns=(2, 3), head=2),
-  'layers/wv_NDCH': Matrix(rows=(1,), columns=(2, 3), head=2),
-  'layers/wo_NQHD': Matrix(rows=(1, 2), columns=(3,), head=1),
-  'layers/wg_NDF': Matrix(rows=(1,), columns=(2,)),
-  'layers/wu_NDF': Matrix(rows=(1,), columns=(2,)),
-  'layers/wd_NFD': Matrix(rows=(1,), columns=(2,)),
+  **{
+    f'{stack}/{leaf}': row for stack in ('dense', 'moe') for leaf, row in _LAYER.items()
+  },
 }
 
 
@@ -72,7 +107,7 @@ class MuonState(NamedTuple):
 
 
 def name(path: tuple) -> str:
-  """'layers/wq_NDQH' of a tree path."""
+  """'dense/attn/wq_NDQH' of a tree path."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
@@ -137,12 +172,13 @@ def _divided(x: jax.Array, by: jax.Array) -> jax.Array:
 
 
 def _stacked(x: jax.Array, axes: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
-  """A leaf as [matrices, rows, columns]."""
+  """A leaf as [..., rows, columns], the axes that stack matrices as they are."""
   rows, columns = axes
   rest = tuple(a for a in range(x.ndim) if a not in rows + columns)
   fan_in = math.prod(x.shape[a] for a in rows)
   fan_out = math.prod(x.shape[a] for a in columns)
-  return x.transpose(rest + rows + columns).reshape(-1, fan_in, fan_out)
+  lead = [x.shape[a] for a in rest]
+  return x.transpose(rest + rows + columns).reshape(*lead, fan_in, fan_out)
 
 
 def _unstacked(
@@ -156,17 +192,23 @@ def _unstacked(
 
 
 def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]:
-  """Newton-Schulz over every matrix of every stack [matrices, rows, columns].
+  """Newton-Schulz over every matrix of every stack [..., rows, columns].
 
-  With `cfg.muon_stack`, matrices of one shape (up to transposition) from all leaves
-  are one batched product: few large calls, what an accelerator wants, and what can be
-  sharded over matrices. Otherwise one matrix at a time: on CPU a batched product is
-  slower than plain ones, and the stack is a copy.
+  On CPU one matrix at a time: a batched product is slower there, and the stack is a
+  copy. With `cfg.muon_stack`, matrices of one shape (up to transposition) from all
+  leaves are one batched product: few large calls, what an accelerator wants. On a mesh
+  each leaf is a stack of its own, whose matrices are dealt to all devices: no product
+  then needs another device.
   """
+  if sharding.current():
+    return [_dealt(x, cfg.ns_steps) for x in stacks]
   if not cfg.muon_stack:
     one = functools.partial(newton_schulz, steps=cfg.ns_steps)
-    return [jax.lax.map(one, x) for x in stacks]
-  wide = [x if x.shape[1] <= x.shape[2] else jnp.swapaxes(x, 1, 2) for x in stacks]
+    return [
+      jax.lax.map(one, x.reshape(-1, *x.shape[-2:])).reshape(x.shape) for x in stacks
+    ]
+  flat = [x.reshape(-1, *x.shape[-2:]) for x in stacks]
+  wide = [x if x.shape[1] <= x.shape[2] else jnp.swapaxes(x, 1, 2) for x in flat]
   members: dict[tuple[int, ...], list[int]] = {}
   for i, x in enumerate(wide):
     members.setdefault(x.shape[1:], []).append(i)
@@ -174,12 +216,37 @@ def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]
     done = newton_schulz(jnp.concatenate([wide[i] for i in ids]), cfg.ns_steps)
     at = 0
     for i in ids:
-      wide[i] = done[at : at + stacks[i].shape[0]]
-      at += stacks[i].shape[0]
+      wide[i] = done[at : at + flat[i].shape[0]]
+      at += flat[i].shape[0]
   return [
-    y if x.shape == y.shape else jnp.swapaxes(y, 1, 2)
-    for x, y in zip(stacks, wide, strict=True)
+    (y if x.shape == y.shape else jnp.swapaxes(y, 1, 2)).reshape(of.shape)
+    for x, y, of in zip(flat, wide, stacks, strict=True)
   ]
+
+
+def _dealt(x: jax.Array, steps: int) -> jax.Array:
+  """`newton_schulz` with whole matrices on a device each, of the mesh that is set.
+
+  Where a stack does not go round evenly, zeros fill it up (60 layers on 64 devices):
+  without them the partitioner gathers the whole stack on every device. In and out,
+  parts of all matrices are exchanged for all of some matrices (all-to-all).
+  """
+  devices = math.prod(sharding.current().values())
+  over = 'matrices' if x.ndim == 3 else 'expert_matrices'
+  if x.ndim == 4 and x.shape[1] % devices == 0:  # experts, which are spread already
+
+    def layer(x: jax.Array) -> jax.Array:
+      return newton_schulz(sharding.constrain(x, over, '', ''), steps)
+
+    return jax.lax.map(layer, x)  # one layer's copies at a time
+  first = jnp.moveaxis(x, -3, 0)
+  flat = first.reshape(-1, *x.shape[-2:])
+  extra = -flat.shape[0] % devices
+  full = jnp.pad(flat, ((0, extra), (0, 0), (0, 0)))
+  done = newton_schulz(sharding.dealt(full, over), steps)
+  # Back to parts of all matrices before the zeros are cut off.
+  done = sharding.gathered(done, over, '', 'embed', '')[: flat.shape[0]]
+  return jnp.moveaxis(done.reshape(first.shape), 0, -3)
 
 
 def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformation:
@@ -208,7 +275,7 @@ def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformati
       axes.append(row.axes(cfg.muon_per_head))
     stacks = [_stacked(x, a) for (_, x), a in zip(paths, axes, strict=True)]
     done = [
-      _unstacked(cfg.consistent_rms * math.sqrt(max(y.shape[1:])) * y, a, x.shape)
+      _unstacked(cfg.consistent_rms * math.sqrt(max(y.shape[-2:])) * y, a, x.shape)
       for y, a, (_, x) in zip(orthogonalise(stacks, cfg), axes, paths, strict=True)
     ]
     return jax.tree.unflatten(tree, done), MuonState(count, mu)
@@ -249,4 +316,4 @@ def rms(updates: optax.Updates) -> jax.Array:
   """Root mean square over all elements of an update, float32 scalar."""
   leaves = jax.tree.leaves(updates)
   total = sum(jnp.sum(jnp.square(x)) for x in leaves)
-  return jnp.sqrt(total / sum(x.size for x in leaves))
+  return jnp.sqrt(total / float(sum(x.size for x in leaves)))  # beyond int32

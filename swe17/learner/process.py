@@ -17,16 +17,17 @@ import numpy as np
 import optax
 
 from swe17 import config
-from swe17.agent import tokenizer
-from swe17.learner import buffer, checkpoint, imitation, optimizer, reference
+from swe17.agent import formats
+from swe17.learner import buffer, checkpoint, imitation, mesh, optimizer, reference
 from swe17.learner import state as st
 from swe17.metrics import records, status
+from swe17.model import load
 from swe17.model import params as p
 from swe17.ops import length
 from swe17.store import groups as group_store
 from swe17.store import kv
-from swe17.sync import apply, publisher
 from swe17.sync import plan as plans
+from swe17.sync import publisher
 
 
 @dataclasses.dataclass
@@ -34,6 +35,7 @@ class Run:
   """Everything alive in this process."""
 
   cfg: config.Config
+  devices: mesh.Devices
   store: kv.Store
   state: st.State
   buffer: buffer.Buffer
@@ -59,20 +61,21 @@ class Run:
 def open_run(cfg: config.Config, stop: threading.Event) -> Run:
   """The store, the checkpoints and a state that `begin` fills."""
   store = kv.open(cfg.store)
-  vocab = tokenizer.load().vocab_size
-  shapes = p.abstract(cfg.model, vocab)
-  values = p.init(shapes, jax.random.key(cfg.seed))
+  vocab = formats.load(cfg.model.source).vocab_size
+  devices = mesh.open(cfg, vocab)
   tx = optimizer.make(cfg.optim, imitation.schedule(cfg.imitation))
   return Run(
     cfg=cfg,
+    devices=devices,
     store=store,
-    state=st.init(values, tx),
+    state=mesh.state(devices, _values(cfg, devices), tx),
     buffer=buffer.Buffer(
       store,
       max_staleness=cfg.rollout.max_staleness,
       vocab=vocab,
       truncates=cfg.sampler.sampling.truncates,
       top_k=cfg.sampler.top_k,
+      routes=cfg.model.routes,
     ),
     publisher=publisher.Publisher(store, cfg.sync, attempt=uuid.uuid4().hex[:12]),
     checkpoints=checkpoint.Checkpoints(cfg.run_dir, cfg.checkpoint),
@@ -80,6 +83,14 @@ def open_run(cfg: config.Config, stop: threading.Event) -> Run:
     events=records.EventLog(os.path.join(cfg.run_dir, 'events.jsonl')),
     stop=stop,
   )
+
+
+def _values(cfg: config.Config, devices: mesh.Devices) -> p.Params:
+  """What training begins with: the weights of the model's files, or random ones."""
+  if not cfg.model.source:
+    return mesh.init(devices, jax.random.key(cfg.seed))
+  split = None if devices.mesh is None else mesh.shardings(devices)
+  return load.load(cfg.model.source, cfg.model, split)
 
 
 def policy_optimiser(cfg: config.Config) -> optax.GradientTransformationExtraArgs:
@@ -97,7 +108,7 @@ def begin(run_: Run, resume: bool) -> None:
     run_.publisher.restore(run_.cfg.sync.restore_seconds)
   run_.step_of = dict.fromkeys(range(run_.version + 1), 0)
   if resume and run_.checkpoints.latest() is not None:
-    like = st.init(run_.state.params, tx)
+    like = mesh.state(run_.devices, run_.state.params, tx)
     run_.state, extra = run_.checkpoints.restore(like)
     run_.buffer.consumed = buffer.uncursor(extra['below'], extra['rest'])
     # What was set aside since the checkpoint is in the store no longer.
@@ -116,10 +127,10 @@ def begin(run_: Run, resume: bool) -> None:
   _imitate(run_)
   if not run_.stop.is_set():
     # The optimiser starts afresh: momentum of the imitation is not the policy's.
-    run_.state = st.init(run_.state.params, tx)
+    run_.state = mesh.state(run_.devices, run_.state.params, tx)
     if run_.cfg.loss.kl_weight:
       run_.reference = reference.keep(run_.cfg.run_dir, run_.state.params)
-    publish(run_, apply.to_host(run_.state.params))
+    publish(run_, mesh.to_host(run_.devices, run_.state.params))
     save(run_)
 
 
@@ -131,7 +142,8 @@ def _imitate(run_: Run) -> None:
   if run_.stop.is_set():
     return
   begun = time.monotonic()
-  for i, (state, metrics) in enumerate(imitation.run(run_.state, episodes, cfg), 1):
+  steps = imitation.run(run_.state, episodes, cfg, run_.devices)
+  for i, (state, metrics) in enumerate(steps, 1):
     run_.state = state
     if run_.stop.is_set():
       return

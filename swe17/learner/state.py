@@ -51,6 +51,8 @@ class Batch:
       (These five are 0 until `objectives` fills in what is asked for, in the step.)
     micro: int32 scalar, how many micro-batches hold anything.
     denominator: float32 scalar the summed loss is divided by.
+    routes_MBTNK: int16 experts of the input token, in slot order, -1 = none recorded;
+      None where none are replayed.
   """
 
   token_MBT: jax.Array
@@ -72,6 +74,7 @@ class Batch:
   episode_tokens_MBT: jax.Array
   micro: jax.Array
   denominator: jax.Array
+  routes_MBTNK: jax.Array | None = None
 
 
 def init(params: p.Params, tx: optax.GradientTransformation) -> State:

@@ -18,11 +18,18 @@ import optax
 
 from swe17 import config
 from swe17.learner import accumulate as sums
-from swe17.learner import objectives, optimizer
+from swe17.learner import objectives, optimizer, replay
 from swe17.learner import state as st
 from swe17.model import params as p
-from swe17.model import transformer
-from swe17.ops import divergence, head, logprob, masking, vocab_head
+from swe17.model import sharding, transformer
+from swe17.ops import (
+  divergence,
+  head,
+  head_sharding,
+  logprob,
+  masking,
+  vocab_head,
+)
 
 LossFn = sums.LossFn
 
@@ -44,42 +51,56 @@ class Pieces:
   # To the reference, summed over sampled tokens; None without one.
   reference_k1: jax.Array | None = None
   reference_k3: jax.Array | None = None
+  routing: replay.Routing | None = None  # None without experts
 
 
-def _hidden(params: p.Params, micro: st.Batch, cfg: config.Model) -> jax.Array:
-  return transformer.apply(
-    params, micro.token_MBT, micro.position_MBT, micro.segment_MBT, cfg=cfg
-  )
+def _hidden(
+  params: p.Params,
+  micro: st.Batch,
+  cfg: config.Model,
+  recorded_BTNK: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Hidden states, and the routers' own choice (None without experts)."""
+  place = micro.token_MBT, micro.position_MBT, micro.segment_MBT
+  return transformer.apply_routed(params, *place, recorded_BTNK, cfg=cfg)
 
 
 def _scores(
-  hidden_BTD: jax.Array, embed_VD: jax.Array, micro: st.Batch, cfg: config.Loss
+  hidden_BTD: jax.Array, unembed_VD: jax.Array, micro: st.Batch, cfg: config.Loss
 ) -> logprob.Scores:
   return head.score(
     hidden_BTD,
-    embed_VD,
+    unembed_VD,
     micro.target_MBT,
     micro.kept_ids_MBTK,
     micro.temperature_MBT,
     micro.mask_MBT,
     replay=cfg.replay,
     whole=True,  # tokens may come from samplers with a filter and without
-    plan=head.Plan(),
+    plan=head.Plan(shard=_shard()),
   )
 
 
+def _shard() -> head_sharding.Shard | None:
+  """How the heads are split on the mesh that is set, if one is."""
+  if not sharding.current():
+    return None
+  on = jax.sharding.get_abstract_mesh()
+  return head_sharding.Shard(on, vocab='tensor', rows=(*sharding.BATCH, 'context'))
+
+
 def _full_logp(
-  hidden_BTD: jax.Array, embed_VD: jax.Array, micro: st.Batch
+  hidden_BTD: jax.Array, unembed_VD: jax.Array, micro: st.Batch
 ) -> jax.Array:
   """Log-probability over the whole vocabulary, 0 where masked, no gradient."""
   logp_X, _ = vocab_head.log_prob(
     jax.lax.stop_gradient(hidden_BTD).reshape(-1, hidden_BTD.shape[-1]),
-    jax.lax.stop_gradient(embed_VD),
+    jax.lax.stop_gradient(unembed_VD),
     micro.target_MBT.reshape(-1),
     micro.temperature_MBT.reshape(-1),
     micro.mask_MBT.reshape(-1),
     plan=vocab_head.Plan(),
-    shard=None,
+    shard=_shard(),
   )
   return logp_X.reshape(micro.target_MBT.shape)
 
@@ -96,13 +117,15 @@ def policy_loss_fn(
 
   `J` bounds the batch's episodes; with 0 nothing is summed by episode.
   """
-  hidden_BTD = _hidden(params, micro, model)
-  scores = _scores(hidden_BTD, params.embed_VD, micro, cfg)
+  hidden_BTD, top_BTNK = _hidden(params, micro, model, replay.recorded(micro))
+  scores = _scores(hidden_BTD, params.unembed_VD, micro, cfg)
   logp_BT, mu_logp_BT, mask = scores.logp_BT, micro.mu_logp_MBT, micro.mask_MBT
   trained = objectives.trained(cfg, micro)  # by the advantages of outcomes
-  to_reference = {}
+  to_reference, routing = {}, None
+  if top_BTNK is not None:
+    routing = replay.statistics(top_BTNK, micro, model.moe.experts)
   if cfg.kl_weight:
-    full_logp_BT = _full_logp(hidden_BTD, params.embed_VD, micro)
+    full_logp_BT = _full_logp(hidden_BTD, params.unembed_VD, micro)
     found = divergence.sums(micro.ref_logp_MBT, full_logp_BT, mask, mask, cap=1.0)
     to_reference = {'reference_k1': found.k1, 'reference_k3': found.k3}
     micro = objectives.penalised(cfg, micro, full_logp_BT)
@@ -133,6 +156,7 @@ def policy_loss_fn(
     silenced=objectives.silenced(cfg, logp_BT, micro, trained),
     masked=jnp.sum(mask & ~trained).astype(jnp.float32),
     **to_reference,
+    routing=routing,
   )
   return loss, pieces
 
@@ -140,20 +164,23 @@ def policy_loss_fn(
 def _logp(
   params: p.Params, micro: st.Batch, *, model: config.Model, cfg: config.Loss
 ) -> jax.Array:
-  return _scores(_hidden(params, micro, model), params.embed_VD, micro, cfg).logp_BT
+  hidden_BTD, _ = _hidden(params, micro, model, replay.recorded(micro))
+  return _scores(hidden_BTD, params.unembed_VD, micro, cfg).logp_BT
 
 
 def _reference_logp(
   reference: p.Params, micro: st.Batch, *, model: config.Model
 ) -> jax.Array:
-  return _full_logp(_hidden(reference, micro, model), reference.embed_VD, micro)
+  # By its own routers: what was recorded is another policy's choice.
+  hidden_BTD, _ = _hidden(reference, micro, model)
+  return _full_logp(hidden_BTD, reference.unembed_VD, micro)
 
 
 def imitation_loss_fn(
   params: p.Params, micro: st.Batch, *, model: config.Model
 ) -> tuple[jax.Array, jax.Array]:
   """Weighted cross-entropy of one micro-batch, and the trained tokens' share of it."""
-  logits_BTV = transformer.logits(params, _hidden(params, micro, model))
+  logits_BTV = transformer.logits(params, _hidden(params, micro, model)[0])
   z_BT = optax.softmax_cross_entropy(
     logits_BTV, jax.nn.one_hot(micro.target_MBT, logits_BTV.shape[-1])
   )
@@ -200,6 +227,7 @@ def apply_gradient(
   params: p.Tree = state.params
   updates, opt = tx.update(grad, state.opt, params)
   moved = cast(p.Params, optax.apply_updates(params, updates))
+  moved = replay.with_bias(moved, state.params, 0.0)
   stepped = st.State(moved, opt, state.step + 1)
   keep = dataclasses.replace(state, step=state.step + 1)
   new = jax.tree.map(lambda a, b: jnp.where(ok, a, b), stepped, keep)
@@ -229,11 +257,12 @@ def update(
   Raises:
     ValueError: `loss.kl_weight` without a reference.
   """
-  params = p.rounded(state.params)
+  params = p.rounded(state.params, model.dtype)
   if loss.kl_weight:
     if reference is None:
       raise ValueError(f'loss.kl_weight={loss.kl_weight}: got no reference, want one')
-    ref_logp_of = functools.partial(_reference_logp, p.rounded(reference), model=model)
+    held = p.rounded(reference, model.dtype)
+    ref_logp_of = functools.partial(_reference_logp, held, model=model)
     batch = objectives.referred(ref_logp_of, batch)
   if objectives.needs_measuring(loss):
     logp_of = functools.partial(_logp, params, model=model, cfg=loss)
@@ -244,6 +273,10 @@ def update(
   total, pieces, grad = accumulate(fn, params, batch, exact=exact, mesh=mesh)
   grad = jax.tree.map(lambda g: g / batch.denominator, grad)
   state, metrics = apply_gradient(state, grad, tx)
+  if model.moe.bias_speed and pieces.routing is not None:
+    load_NE, skipped = pieces.routing.load_NE, metrics['skipped_steps']
+    moved = replay.balanced(state.params, load_NE, model.moe.bias_speed, skipped)
+    state = dataclasses.replace(state, params=moved)
   tokens = pieces.divergence.tokens
   return state, {
     **metrics,
@@ -260,6 +293,7 @@ def update(
     'sequence_masked_share': pieces.masked / tokens,
     'trained_tokens': tokens,
     **_to_reference(pieces, tokens),
+    **replay.metrics(pieces.routing),
   }
 
 
@@ -282,7 +316,9 @@ def imitate(
 ) -> tuple[st.State, dict[str, jax.Array]]:
   """One cross-entropy step on scripted episodes. Donate `state`."""
   fn = functools.partial(imitation_loss_fn, model=model)
-  total, trained, grad = accumulate(fn, p.rounded(state.params), batch, exact=exact)
+  total, trained, grad = accumulate(
+    fn, p.rounded(state.params, model.dtype), batch, exact=exact
+  )
   grad = jax.tree.map(lambda g: g / batch.denominator, grad)
   state, metrics = apply_gradient(state, grad, tx)
   return state, {

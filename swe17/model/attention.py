@@ -15,9 +15,11 @@ _NEVER = -1e30  # the score of a key that a query may not see; exp of it is 0
 
 
 def cached(
-  q_BTQH: jax.Array, k_BCSH: jax.Array, v_BCSH: jax.Array, mask_BTS: jax.Array
+  q_BTQH: jax.Array, k_BCSH: jax.Array, v_BCSU: jax.Array, mask_BTS: jax.Array
 ) -> jax.Array:
   """Attention to a cache; `mask_BTS` is True where a query may look.
+
+  Values may have other dimensions (U) than queries and keys.
 
   Keys and values come with heads before positions: both products are then plain batched
   matrix products (4 times faster on CPU than with positions first). A query that may
@@ -25,28 +27,36 @@ def cached(
   """
   B, T, Q, H = q_BTQH.shape
   C, S = k_BCSH.shape[1:3]
-  q_BCXH = _grouped(q_BTQH, C) / jnp.sqrt(jnp.float32(H))
-  score_BCXS = jnp.einsum('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
+  q_BCXH = _grouped(q_BTQH, C) / jnp.sqrt(jnp.float32(H)).astype(q_BTQH.dtype)
+  score_BCXS = _float32('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
   score_BCGTS = score_BCXS.reshape(B, C, Q // C, T, S)
   score_BCGTS = jnp.where(mask_BTS[:, None, None], score_BCGTS, _NEVER)
   prob_BCXS = jax.nn.softmax(score_BCGTS, axis=-1).reshape(B, C, -1, S)
-  return _ungrouped(jnp.einsum('BCXS,BCSH->BCXH', prob_BCXS, v_BCSH), T)
+  prob_BCXS = prob_BCXS.astype(v_BCSU.dtype)
+  return _ungrouped(jnp.einsum('BCXS,BCSU->BCXU', prob_BCXS, v_BCSU), T)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def packed(
   q_BTQH: jax.Array,
   k_BTCH: jax.Array,
-  v_BTCH: jax.Array,
+  v_BTCU: jax.Array,
   segment_BT: jax.Array,
   chunk: int,
 ) -> jax.Array:
-  """Causal attention within the segments of packed rows, `chunk` queries at a time.
+  """Causal attention within segments of packed rows, `chunk` queries at a time.
+
+  Values may have other dimensions (U) than queries and keys.
 
   A chunk looks only at keys up to its own end, so what lies above the diagonal is
   mostly not computed.
   """
-  return _forward(q_BTQH, k_BTCH, v_BTCH, segment_BT, chunk)[0]
+  return _forward(q_BTQH, k_BTCH, v_BTCU, segment_BT, chunk)[0]
+
+
+def _float32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  """A product summed and given in float32, whatever the operands' dtype."""
+  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
 def _grouped(x_BTQH: jax.Array, C: int) -> jax.Array:
@@ -70,7 +80,7 @@ def _scores(
   causal_TS = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :]
   same_BTS = segment_BT[:, start:end, None] == segment_BT[:, None, :end]
   mask_BTS = same_BTS & causal_TS[None]
-  score_BCXS = jnp.einsum('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
+  score_BCXS = _float32('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
   score_BCGTS = score_BCXS.reshape(B, C, -1, end - start, end)
   score_BCGTS = jnp.where(mask_BTS[:, None, None], score_BCGTS, _NEVER)
   return score_BCGTS.reshape(B, C, X, end)
@@ -79,13 +89,13 @@ def _scores(
 def _forward(
   q_BTQH: jax.Array,
   k_BTCH: jax.Array,
-  v_BTCH: jax.Array,
+  v_BTCU: jax.Array,
   segment_BT: jax.Array,
   chunk: int,
 ) -> tuple[jax.Array, tuple]:
   T, C = k_BTCH.shape[1:3]
-  scale = 1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))
-  k_BCTH, v_BCTH = jnp.swapaxes(k_BTCH, 1, 2), jnp.swapaxes(v_BTCH, 1, 2)
+  scale = (1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))).astype(q_BTQH.dtype)
+  k_BCTH, v_BCTU = jnp.swapaxes(k_BTCH, 1, 2), jnp.swapaxes(v_BTCU, 1, 2)
   outs, norms = [], []
   for start in range(0, T, chunk):
     end = min(start + chunk, T)
@@ -94,42 +104,47 @@ def _forward(
     top_BCX1 = jnp.max(score_BCXS, axis=-1, keepdims=True)
     weight_BCXS = jnp.exp(score_BCXS - top_BCX1)
     sum_BCX1 = jnp.sum(weight_BCXS, axis=-1, keepdims=True)
-    out_BCXH = jnp.einsum('BCXS,BCSH->BCXH', weight_BCXS, v_BCTH[:, :, :end])
-    outs.append(_ungrouped(out_BCXH / sum_BCX1, end - start))
+    weight_BCXS = weight_BCXS.astype(v_BCTU.dtype)
+    out_BCXU = _float32('BCXS,BCSU->BCXU', weight_BCXS, v_BCTU[:, :, :end])
+    out_BCXU = (out_BCXU / sum_BCX1).astype(q_BTQH.dtype)
+    outs.append(_ungrouped(out_BCXU, end - start))
     norms.append(top_BCX1 + jnp.log(sum_BCX1))
-  out_BTQH = jnp.concatenate(outs, axis=1)
-  return out_BTQH, (q_BTQH, k_BCTH, v_BCTH, segment_BT, out_BTQH, norms)
+  out_BTQU = jnp.concatenate(outs, axis=1)
+  return out_BTQU, (q_BTQH, k_BCTH, v_BCTU, segment_BT, out_BTQU, norms)
 
 
-def _backward(chunk: int, saved: tuple, dout_BTQH: jax.Array) -> tuple:
-  q_BTQH, k_BCTH, v_BCTH, segment_BT, out_BTQH, norms = saved
+def _backward(chunk: int, saved: tuple, dout_BTQU: jax.Array) -> tuple:
+  q_BTQH, k_BCTH, v_BCTU, segment_BT, out_BTQU, norms = saved
   C, T = k_BCTH.shape[1:3]
-  scale = 1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))
+  dtype = q_BTQH.dtype
+  scale = (1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))).astype(dtype)
   # Transposed: XLA on CPU takes twice as long where the large operand of a product
   # (the probabilities) is the one to be turned round.
-  dk_BCHT = jnp.zeros_like(jnp.swapaxes(k_BCTH, 2, 3))
-  dv_BCHT, dqs = dk_BCHT, []
+  dk_BCHT = jnp.zeros_like(jnp.swapaxes(k_BCTH, 2, 3), jnp.float32)
+  dv_BCUT = jnp.zeros_like(jnp.swapaxes(v_BCTU, 2, 3), jnp.float32)
+  dqs = []
   for norm_BCX1, start in zip(norms, range(0, T, chunk), strict=True):
     end = min(start + chunk, T)
     q_BCXH = _grouped(q_BTQH[:, start:end], C) * scale
-    k_BCSH, v_BCSH = k_BCTH[:, :, :end], v_BCTH[:, :, :end]
+    k_BCSH, v_BCSU = k_BCTH[:, :, :end], v_BCTU[:, :, :end]
     score_BCXS = _scores(q_BCXH, k_BCSH, segment_BT, start, end)
     prob_BCXS = jnp.exp(score_BCXS - norm_BCX1)
-    dout_BCXH = _grouped(dout_BTQH[:, start:end], C)
-    out_BCXH = _grouped(out_BTQH[:, start:end], C)
-    dprob_BCXS = jnp.einsum('BCXH,BCSH->BCXS', dout_BCXH, v_BCSH)
-    mean_BCX1 = jnp.sum(dout_BCXH * out_BCXH, axis=-1, keepdims=True)
-    dscore_BCXS = prob_BCXS * (dprob_BCXS - mean_BCX1)
-    dq_BCXH = jnp.einsum('BCXS,BCSH->BCXH', dscore_BCXS, k_BCSH) * scale
+    dout_BCXU = _grouped(dout_BTQU[:, start:end], C)
+    out_BCXU = _grouped(out_BTQU[:, start:end], C)
+    dprob_BCXS = _float32('BCXU,BCSU->BCXS', dout_BCXU, v_BCSU)
+    dot_BCXU = dout_BCXU.astype(jnp.float32) * out_BCXU.astype(jnp.float32)
+    mean_BCX1 = jnp.sum(dot_BCXU, axis=-1, keepdims=True)
+    dscore_BCXS = (prob_BCXS * (dprob_BCXS - mean_BCX1)).astype(dtype)
+    dq_BCXH = _float32('BCXS,BCSH->BCXH', dscore_BCXS, k_BCSH) * scale
     dqs.append(_ungrouped(dq_BCXH, end - start))
-    dk_BCHS = jnp.einsum('BCXH,BCXS->BCHS', q_BCXH, dscore_BCXS)
-    dv_BCHS = jnp.einsum('BCXH,BCXS->BCHS', dout_BCXH, prob_BCXS)
+    dk_BCHS = _float32('BCXH,BCXS->BCHS', q_BCXH, dscore_BCXS)
+    dv_BCUS = _float32('BCXU,BCXS->BCUS', dout_BCXU, prob_BCXS.astype(dtype))
     dk_BCHT = dk_BCHT.at[..., :end].add(dk_BCHS)
-    dv_BCHT = dv_BCHT.at[..., :end].add(dv_BCHS)
+    dv_BCUT = dv_BCUT.at[..., :end].add(dv_BCUS)
   return (
-    jnp.concatenate(dqs, axis=1),
-    jnp.moveaxis(dk_BCHT, 3, 1),
-    jnp.moveaxis(dv_BCHT, 3, 1),
+    jnp.concatenate(dqs, axis=1).astype(dtype),
+    jnp.moveaxis(dk_BCHT, 3, 1).astype(k_BCTH.dtype),
+    jnp.moveaxis(dv_BCUT, 3, 1).astype(v_BCTU.dtype),
     None,
   )
 

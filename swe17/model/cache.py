@@ -1,4 +1,4 @@
-"""KV cache of a sampler: one pair of arrays a layer, one row a slot.
+"""KV cache of a sampler: arrays of each layer, one row a slot.
 
 Layers are a tuple, not a stack, so that a jitted step that is given the cache to donate
 writes single positions in place instead of copying a stacked array.
@@ -13,17 +13,33 @@ from swe17 import config
 
 @struct.dataclass
 class Cache:
-  """`k[i]`, `v[i]`: float32 [B slots, C, S positions, H] of layer i; `token`: int32
-  [B, S], the ids that were fed, from which n-gram embeddings read."""
+  """What was fed, as every layer needs it.
+
+  Attributes:
+    token: int32 [B, S], the ids, from which n-gram embeddings read.
+    k: per layer [B slots, C, S positions, H] keys; with latent attention [B, 1, S,
+      L + r], the latents and the rotated part.
+    v: per layer [B, C, S, H] values; with latent attention none: the latents serve.
+    routes: [B, S, N, K] experts that the token at a position was fed through, in slot
+      order; None unless routes are recorded (`model.moe.replay`).
+  """
 
   token: jax.Array
   k: tuple[jax.Array, ...]
   v: tuple[jax.Array, ...]
+  routes: jax.Array | None = None
 
 
 def init(cfg: config.Model, slots: int, length: int) -> Cache:
   """An empty cache of `slots` rows and `length` positions."""
+  latent = cfg.attention == 'mla'
   shape = (slots, cfg.kv_heads, length, cfg.head_dim)
-  k = tuple(jnp.zeros(shape) for _ in range(cfg.layers))
-  v = tuple(jnp.zeros(shape) for _ in range(cfg.layers))
-  return Cache(jnp.zeros((slots, length), jnp.int32), k, v)
+  if latent:
+    shape = (slots, 1, length, cfg.mla.kv_rank + cfg.rotary_dim)
+  k = tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.layers))
+  v = tuple(jnp.zeros(shape, cfg.dtype) for _ in range(0 if latent else cfg.layers))
+  routes = None
+  if cfg.routes is not None:
+    layers, active, _ = cfg.routes
+    routes = jnp.zeros((slots, length, layers, active), cfg.moe.route_dtype)
+  return Cache(jnp.zeros((slots, length), jnp.int32), k, v, routes)

@@ -14,25 +14,25 @@ def project(x_BTI: jax.Array, w_IO: jax.Array) -> jax.Array:
   return out.reshape(*x_BTI.shape[:-1], w_IO.shape[1])
 
 
+def heads(x_BTD: jax.Array, w_DQH: jax.Array, b_QH: jax.Array | None) -> jax.Array:
+  """x @ w + b as [B, T, Q, H]."""
+  D, Q, H = w_DQH.shape
+  y_BTQH = project(x_BTD, w_DQH.reshape(D, Q * H)).reshape(*x_BTD.shape[:2], Q, H)
+  return y_BTQH if b_QH is None else y_BTQH + b_QH[None, None]
+
+
+def from_heads(o_BTQH: jax.Array, w_QHD: jax.Array) -> jax.Array:
+  """Heads side by side, projected to [B, T, D]."""
+  o_BTO = o_BTQH.reshape(*o_BTQH.shape[:2], -1)
+  return project(o_BTO, w_QHD.reshape(-1, w_QHD.shape[-1]))
+
+
 def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
-  """x / rms(x) * scale (Zhang & Sennrich, arXiv:1910.07467)."""
-  var_BT1 = jnp.mean(jnp.square(x_BTD), axis=-1, keepdims=True)
-  return x_BTD * jax.lax.rsqrt(var_BT1 + eps) * scale_D[None, None, :]
-
-
-def rotate(
-  x_BTQH: jax.Array, position_BT: jax.Array, theta: float, dims: int
-) -> jax.Array:
-  """Rotary position embedding of the first `dims` of H, half-split layout.
-
-  Su et al., arXiv:2104.09864. What does not rotate compares contents at any distance.
-  """
-  half = dims // 2
-  freq_h = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle_BT1h = position_BT[:, :, None, None] * freq_h[None, None, None, :]
-  sin, cos = jnp.sin(angle_BT1h), jnp.cos(angle_BT1h)
-  a, b, still = x_BTQH[..., :half], x_BTQH[..., half:dims], x_BTQH[..., dims:]
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, still], axis=-1)
+  """x / rms(x) * scale over the last axis, in float32 (arXiv:1910.07467)."""
+  x = x_BTD.astype(jnp.float32)
+  var = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  scale = scale_D.reshape((1,) * (x.ndim - 1) + scale_D.shape)
+  return (x * jax.lax.rsqrt(var + eps)).astype(x_BTD.dtype) * scale
 
 
 def mlp(
@@ -41,33 +41,3 @@ def mlp(
   """SwiGLU (Shazeer, arXiv:2002.05202)."""
   gate_BTF = jax.nn.silu(project(x_BTD, wg_DF))
   return project(gate_BTF * project(x_BTD, wu_DF), wd_FD)
-
-
-def embed(table_VD: jax.Array, token_BT: jax.Array) -> jax.Array:
-  """Rows of the embedding; its gradient is a one-hot matmul, not a scatter-add.
-
-  Scatter-add with repeated ids is slow on CPU and unordered on GPU (FACTS.md 6).
-  """
-  return _embed(table_VD, token_BT)
-
-
-@jax.custom_vjp
-def _embed(table_VD: jax.Array, token_BT: jax.Array) -> jax.Array:
-  return table_VD[token_BT]
-
-
-def _embed_fwd(
-  table_VD: jax.Array, token_BT: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, int]]:
-  return table_VD[token_BT], (token_BT, table_VD.shape[0])
-
-
-def _embed_bwd(
-  saved: tuple[jax.Array, int], grad_BTD: jax.Array
-) -> tuple[jax.Array, None]:
-  token_BT, V = saved
-  onehot_XV = jax.nn.one_hot(token_BT.reshape(-1), V, dtype=grad_BTD.dtype)
-  return onehot_XV.T @ grad_BTD.reshape(-1, grad_BTD.shape[-1]), None
-
-
-_embed.defvjp(_embed_fwd, _embed_bwd)

@@ -1,7 +1,11 @@
 """Parameters as a pytree: shapes first, values and shardings derived from them.
 
 `abstract(cfg, vocab)` is the one description of the model: shape, logical axes and
-initial scale of every leaf. Layers are stacked on N. The head is the embedding (tied).
+initial values of every leaf. Layers of one kind are stacked on N: dense ones, then
+those with experts.
+
+  Params   embed, [prev], [head], dense: Layers, moe: Layers, norm
+  Layers   norm, attn: Gqa | Mla, norm, mlp: Dense | Moe
 """
 
 import dataclasses
@@ -23,31 +27,85 @@ _COPY = 0.25  # how strongly a head's output starts as a copy
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-  """Shape, logical axis names, and the standard deviation of initial values."""
+  """Shape, logical axis names, and initial values: normal, around `mean`."""
 
   shape: tuple[int, ...]
   axes: tuple[str, ...]
-  scale: float  # 0: the leaf starts at ones (a norm)
+  scale: float  # standard deviation
+  mean: float = 0.0
 
 
 @struct.dataclass
-class Layers:
-  """All layers, stacked on N. float32 masters."""
+class Gqa:
+  """Grouped-query attention. Biases (Qwen2) and head norms (Qwen3) may be absent."""
 
-  attn_norm_ND: jax.Array
   wq_NDQH: jax.Array
   wk_NDCH: jax.Array
   wv_NDCH: jax.Array
   wo_NQHD: jax.Array
-  mlp_norm_ND: jax.Array
+  bq_NQH: jax.Array | None = None
+  bk_NCH: jax.Array | None = None
+  bv_NCH: jax.Array | None = None
+  q_norm_NH: jax.Array | None = None
+  k_norm_NH: jax.Array | None = None
+
+
+@struct.dataclass
+class Mla:
+  """Multi-head latent attention: A is the rank of queries, L that of keys and values.
+
+  H = nope + rope dimensions of queries and keys, of which the last rope ones (r) turn
+  and are shared by all heads on the key side; P = nope, U = value dimensions.
+  """
+
+  wq_NAQH: jax.Array  # from the latent query, or from D where there is none
+  wkv_down_NDL: jax.Array
+  wk_rope_NDr: jax.Array
+  kv_norm_NL: jax.Array
+  wk_NLQP: jax.Array
+  wv_NLQU: jax.Array
+  wo_NQUD: jax.Array
+  wq_down_NDA: jax.Array | None = None
+  q_norm_NA: jax.Array | None = None
+
+
+@struct.dataclass
+class Dense:
+  """SwiGLU."""
+
   wg_NDF: jax.Array
   wu_NDF: jax.Array
   wd_NFD: jax.Array
 
 
 @struct.dataclass
+class Moe:
+  """E experts, a router, and perhaps a layer that every token goes through.
+
+  `bias_NE` moves the selection only (DeepSeek-V3); no gradient reaches it.
+  """
+
+  router_NDE: jax.Array
+  wg_NEDF: jax.Array
+  wu_NEDF: jax.Array
+  wd_NEFD: jax.Array
+  bias_NE: jax.Array | None = None
+  shared: Dense | None = None
+
+
+@struct.dataclass
+class Layers:
+  """Layers of one kind, stacked on N. float32 masters."""
+
+  attn_norm_ND: jax.Array
+  attn: Gqa | Mla
+  mlp_norm_ND: jax.Array
+  mlp: Dense | Moe
+
+
+@struct.dataclass
 class Params:
-  """A tied transformer: embedding, layers, final norm.
+  """A transformer: embedding, layers, final norm, and a head unless it is tied.
 
   `prev_JDD` (None where `model.ngram` is 1) adds a projection of the embedding of the
   token j + 1 before to each token's. A head can then look for "what followed the last
@@ -57,36 +115,119 @@ class Params:
 
   embed_VD: jax.Array
   prev_JDD: jax.Array | None
-  layers: Layers
+  dense: Layers | None
+  moe: Layers | None
   norm_D: jax.Array
+  head_VD: jax.Array | None = None
+
+  @property
+  def unembed_VD(self) -> jax.Array:
+    """The matrix of the head: the embedding where it is tied."""
+    return self.embed_VD if self.head_VD is None else self.head_VD
+
+  @property
+  def stacks(self) -> tuple[Layers, ...]:
+    """The stacks of layers, in the order they are applied."""
+    return tuple(s for s in (self.dense, self.moe) if s is not None)
 
 
 def abstract(cfg: config.Model, vocab: int) -> Tree:
   """The parameter tree with a `Leaf` at every leaf."""
-  N, D, F = cfg.layers, cfg.width, cfg.ffn
-  Q, C, H = cfg.heads, cfg.kv_heads, cfg.head_dim
-  J, fan_in = cfg.ngram - 1, 1 / math.sqrt(D)
-  # Residual branches start small so that depth does not change the initial scale.
-  out = 1 / math.sqrt(2 * N)
-
-  def leaf(shape: tuple[int, ...], axes: str, scale: float) -> Any:
-    return Leaf(shape, tuple(axes.split()), scale)
-
+  D, J, fan_in = cfg.width, cfg.ngram - 1, 1 / math.sqrt(cfg.width)
   return Params(
-    embed_VD=leaf((vocab, D), 'vocab embed', fan_in),
-    prev_JDD=leaf((J, D, D), 'ngram embed embed', fan_in) if J else None,
-    layers=Layers(
-      attn_norm_ND=leaf((N, D), 'layer embed', 0),
-      wq_NDQH=leaf((N, D, Q, H), 'layer embed heads head', fan_in),
-      wk_NDCH=leaf((N, D, C, H), 'layer embed kv head', fan_in),
-      wv_NDCH=leaf((N, D, C, H), 'layer embed kv head', fan_in),
-      wo_NQHD=leaf((N, Q, H, D), 'layer heads head embed', out / math.sqrt(Q * H)),
-      mlp_norm_ND=leaf((N, D), 'layer embed', 0),
-      wg_NDF=leaf((N, D, F), 'layer embed ffn', fan_in),
-      wu_NDF=leaf((N, D, F), 'layer embed ffn', fan_in),
-      wd_NFD=leaf((N, F, D), 'layer ffn embed', out / math.sqrt(F)),
+    embed_VD=_leaf((vocab, D), 'vocab embed', fan_in),
+    prev_JDD=_leaf((J, D, D), 'ngram embed embed', fan_in) if J else None,
+    dense=_layers(cfg, cfg.dense_layers, _dense(cfg, cfg.dense_layers, cfg.ffn)),
+    moe=_layers(cfg, cfg.moe_layers, _moe(cfg)),
+    norm_D=_ones((D,), 'embed'),
+    head_VD=None if cfg.tied else _leaf((vocab, D), 'vocab embed', fan_in),
+  )
+
+
+def _leaf(shape: tuple[int, ...], axes: str, scale: float, mean: float = 0.0) -> Any:
+  return Leaf(shape, tuple(axes.split()), scale, mean)
+
+
+def _ones(shape: tuple[int, ...], axes: str) -> Any:
+  return _leaf(shape, axes, 0.0, 1.0)
+
+
+def _zeros(shape: tuple[int, ...], axes: str) -> Any:
+  return _leaf(shape, axes, 0.0)
+
+
+def _layers(cfg: config.Model, N: int, mlp: Any) -> Layers | None:
+  if N == 0:
+    return None
+  return Layers(
+    attn_norm_ND=_ones((N, cfg.width), 'layer embed'),
+    attn=_mla(cfg, N) if cfg.attention == 'mla' else _gqa(cfg, N),
+    mlp_norm_ND=_ones((N, cfg.width), 'layer embed'),
+    mlp=mlp,
+  )
+
+
+def _out(cfg: config.Model, fan_in: int) -> float:
+  """Residual branches start small, so that depth does not change the first scale."""
+  return 1 / math.sqrt(2 * cfg.layers * fan_in)
+
+
+def _gqa(cfg: config.Model, N: int) -> Gqa:
+  D, Q, C, H = cfg.width, cfg.heads, cfg.kv_heads, cfg.head_dim
+  fan_in, bias, norm = 1 / math.sqrt(D), cfg.bias, cfg.qk_norm
+  return Gqa(
+    wq_NDQH=_leaf((N, D, Q, H), 'layer embed heads head', fan_in),
+    wk_NDCH=_leaf((N, D, C, H), 'layer embed kv head', fan_in),
+    wv_NDCH=_leaf((N, D, C, H), 'layer embed kv head', fan_in),
+    wo_NQHD=_leaf((N, Q, H, D), 'layer heads head embed', _out(cfg, Q * H)),
+    bq_NQH=_zeros((N, Q, H), 'layer heads head') if bias else None,
+    bk_NCH=_zeros((N, C, H), 'layer kv head') if bias else None,
+    bv_NCH=_zeros((N, C, H), 'layer kv head') if bias else None,
+    q_norm_NH=_ones((N, H), 'layer head') if norm else None,
+    k_norm_NH=_ones((N, H), 'layer head') if norm else None,
+  )
+
+
+def _mla(cfg: config.Model, N: int) -> Mla:
+  D, Q, H, r = cfg.width, cfg.heads, cfg.head_dim, cfg.rotary_dim
+  A, L, U = cfg.mla.q_rank, cfg.mla.kv_rank, cfg.mla.v_dim
+  fan_in, latent = 1 / math.sqrt(D), 1 / math.sqrt(L)
+  return Mla(
+    wq_NAQH=_leaf(
+      (N, A or D, Q, H),
+      f'layer {"q_rank" if A else "embed"} heads head',
+      1 / math.sqrt(A or D),
     ),
-    norm_D=leaf((D,), 'embed', 0),
+    wkv_down_NDL=_leaf((N, D, L), 'layer embed kv_rank', fan_in),
+    wk_rope_NDr=_leaf((N, D, r), 'layer embed head', fan_in),
+    kv_norm_NL=_ones((N, L), 'layer kv_rank'),
+    wk_NLQP=_leaf((N, L, Q, H - r), 'layer kv_rank heads head', latent),
+    wv_NLQU=_leaf((N, L, Q, U), 'layer kv_rank heads head', latent),
+    wo_NQUD=_leaf((N, Q, U, D), 'layer heads head embed', _out(cfg, Q * U)),
+    wq_down_NDA=_leaf((N, D, A), 'layer embed q_rank', fan_in) if A else None,
+    q_norm_NA=_ones((N, A), 'layer q_rank') if A else None,
+  )
+
+
+def _dense(cfg: config.Model, N: int, F: int) -> Dense:
+  D, fan_in = cfg.width, 1 / math.sqrt(cfg.width)
+  return Dense(
+    wg_NDF=_leaf((N, D, F), 'layer embed ffn', fan_in),
+    wu_NDF=_leaf((N, D, F), 'layer embed ffn', fan_in),
+    wd_NFD=_leaf((N, F, D), 'layer ffn embed', _out(cfg, F)),
+  )
+
+
+def _moe(cfg: config.Model) -> Moe:
+  N, D, E, F = cfg.moe_layers, cfg.width, cfg.moe.experts, cfg.moe.ffn
+  fan_in = 1 / math.sqrt(D)
+  return Moe(
+    router_NDE=_leaf((N, D, E), 'layer embed router', fan_in),
+    wg_NEDF=_leaf((N, E, D, F), 'layer experts embed expert_ffn', fan_in),
+    wu_NEDF=_leaf((N, E, D, F), 'layer experts embed expert_ffn', fan_in),
+    wd_NEFD=_leaf((N, E, F, D), 'layer experts expert_ffn embed', _out(cfg, F)),
+    bias_NE=_zeros((N, E), 'layer router') if cfg.moe.router == 'sigmoid' else None,
+    shared=_dense(cfg, N, cfg.moe.shared * F) if cfg.moe.shared else None,
   )
 
 
@@ -98,9 +239,9 @@ def init(abstract: Params, key: jax.Array) -> Params:
   leaves, tree = jax.tree.flatten(abstract)
   keys = jax.random.split(key, len(leaves))
   values = [
-    jnp.ones(leaf.shape)
-    if leaf.scale == 0
-    else leaf.scale * jax.random.normal(k, leaf.shape)
+    leaf.mean + leaf.scale * jax.random.normal(k, leaf.shape)
+    if leaf.scale
+    else jnp.full(leaf.shape, leaf.mean)
     for leaf, k in zip(leaves, keys, strict=True)
   ]
   params = jax.tree.unflatten(tree, values)
@@ -115,29 +256,31 @@ def _mimetic(params: Params) -> Params:
   occurrence), those of odd heads with the same token. After Trockman and Kolter,
   "Mimetic Initialization of Self-Attention Layers" (arXiv:2305.09828).
   """
-  assert params.prev_JDD is not None
-  layers = params.layers
-  C = layers.wk_NDCH.shape[2]
-  G = layers.wq_NDQH.shape[2] // C
-  same_NDCH = layers.wq_NDQH[:, :, ::G]
+  layers = params.dense
+  if layers is None or not isinstance(layers.attn, Gqa) or params.prev_JDD is None:
+    return params
+  attn = layers.attn
+  C = attn.wk_NDCH.shape[2]
+  G = attn.wq_NDQH.shape[2] // C
+  same_NDCH = attn.wq_NDQH[:, :, ::G]
   before_NDCH = jnp.einsum('ED,NECH->NDCH', params.prev_JDD[0], same_NDCH)
   even_C = (jnp.arange(C) % 2 == 0)[None, None, :, None]
-  wv_NDQH = jnp.repeat(layers.wv_NDCH, G, axis=2)
-  layers = dataclasses.replace(
-    layers,
+  wv_NDQH = jnp.repeat(attn.wv_NDCH, G, axis=2)
+  attn = dataclasses.replace(
+    attn,
     wk_NDCH=jnp.where(even_C, before_NDCH, same_NDCH),
     wo_NQHD=_COPY * jnp.einsum('NDQH->NQHD', wv_NDQH),
   )
-  return dataclasses.replace(params, layers=layers)
+  return dataclasses.replace(params, dense=dataclasses.replace(layers, attn=attn))
 
 
-def rounded(params: Params) -> Params:
-  """The values that are published: every leaf rounded to bfloat16, held in float32.
+def rounded(params: Params, dtype: str = 'float32') -> Params:
+  """The values that are published: every leaf rounded to bfloat16, held in `dtype`.
 
   Both sides compute from these, so equal versions mean equal weights (DESIGN.md 5).
   A gradient taken at them is applied to the masters as it is (straight through).
   """
-  return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), params)
+  return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(dtype), params)
 
 
 def count(abstract: Tree) -> int:

@@ -11,48 +11,51 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config
-from swe17.model import attention, layers
+from swe17.model import (
+  attention,
+  attention_kernels,
+  embedding,
+  gqa,
+  layers,
+  mla,
+  moe,
+  sharding,
+)
 from swe17.model import cache as kv
 from swe17.model import params as p
 
-# (layer index or tracer, q, k, v) -> attention output, all [B, T, heads, H]
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# (one layer's attention leaves, h [B, T, D]) -> what is added to the residual stream
+Attention = Callable[[p.Gqa | p.Mla, jax.Array], jax.Array]
 
 
 def block(
   layer: p.Layers,
   x_BTD: jax.Array,
-  position_BT: jax.Array,
-  attend: Attend,
+  attend: Attention,
   cfg: config.Model,
-) -> jax.Array:
-  """One pre-norm layer. `layer` holds one layer's leaves (N sliced away)."""
+  recorded_BTK: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+  """One pre-norm layer and its router's choice [B, T, K] (None where it is dense).
+
+  `layer` holds one layer's leaves (N sliced away).
+  """
   h_BTD = layers.rms_norm(x_BTD, layer.attn_norm_ND, cfg.norm_eps)
-  q_BTQH = _heads(h_BTD, layer.wq_NDQH)
-  k_BTCH = _heads(h_BTD, layer.wk_NDCH)
-  v_BTCH = _heads(h_BTD, layer.wv_NDCH)
-  q_BTQH = layers.rotate(q_BTQH, position_BT, cfg.rope_theta, cfg.rotary_dim)
-  k_BTCH = layers.rotate(k_BTCH, position_BT, cfg.rope_theta, cfg.rotary_dim)
-  o_BTQH = attend(q_BTQH, k_BTCH, v_BTCH)
-  D = x_BTD.shape[-1]
-  o_BTO = o_BTQH.reshape(*o_BTQH.shape[:2], -1)
-  x_BTD = x_BTD + layers.project(o_BTO, layer.wo_NQHD.reshape(-1, D))
+  x_BTD = x_BTD + attend(layer.attn, h_BTD)
   h_BTD = layers.rms_norm(x_BTD, layer.mlp_norm_ND, cfg.norm_eps)
-  return x_BTD + layers.mlp(h_BTD, layer.wg_NDF, layer.wu_NDF, layer.wd_NFD)
-
-
-def _heads(x_BTD: jax.Array, w_DQH: jax.Array) -> jax.Array:
-  D, Q, H = w_DQH.shape
-  return layers.project(x_BTD, w_DQH.reshape(D, Q * H)).reshape(*x_BTD.shape[:2], Q, H)
+  if isinstance(layer.mlp, p.Dense):
+    mlp = layer.mlp
+    return x_BTD + layers.mlp(h_BTD, mlp.wg_NDF, mlp.wu_NDF, mlp.wd_NFD), None
+  y_BTD, ids_BTK = moe.mix(h_BTD, layer.mlp, cfg.moe, recorded_BTK)
+  return x_BTD + y_BTD, ids_BTK
 
 
 def _embed(params: p.Params, token_BT: jax.Array, before_JBT: jax.Array) -> jax.Array:
   """Embeddings; with `prev_JDD`, each also carries the tokens before it (-1: none)."""
-  x_BTD = layers.embed(params.embed_VD, token_BT)
+  x_BTD = embedding.embed(params.embed_VD, token_BT)
   if params.prev_JDD is None:
     return x_BTD
   for before_BT, prev_DD in zip(before_JBT, params.prev_JDD, strict=True):
-    prev_BTD = layers.embed(params.embed_VD, jnp.maximum(before_BT, 0))
+    prev_BTD = embedding.embed(params.embed_VD, jnp.maximum(before_BT, 0))
     prev_BTD = layers.project(prev_BTD, prev_DD)
     x_BTD += jnp.where(before_BT[:, :, None] >= 0, prev_BTD, 0.0)
   return x_BTD
@@ -69,6 +72,13 @@ def _before(token_BT: jax.Array, segment_BT: jax.Array, J: int) -> jax.Array:
   return jnp.stack(found) if found else jnp.zeros((0, *token_BT.shape), jnp.int32)
 
 
+def _computed(params: p.Params, cfg: config.Model) -> p.Params:
+  """The weights in the dtype that matrices are multiplied in."""
+  if cfg.dtype == 'float32':
+    return params
+  return jax.tree.map(lambda w: w.astype(cfg.dtype), params)
+
+
 def apply(
   params: p.Params,
   token_BT: jax.Array,
@@ -77,31 +87,60 @@ def apply(
   *,
   cfg: config.Model,
 ) -> jax.Array:
-  """Hidden states of packed rows, float32 [B, T, D].
+  """Hidden states of packed rows, float32 [B, T, D]; see `apply_routed`."""
+  return apply_routed(params, token_BT, position_BT, segment_BT, None, cfg=cfg)[0]
+
+
+def apply_routed(
+  params: p.Params,
+  token_BT: jax.Array,
+  position_BT: jax.Array,
+  segment_BT: jax.Array,
+  recorded_BTNK: jax.Array | None,
+  *,
+  cfg: config.Model,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Hidden states of packed rows, float32 [B, T, D], and what the routers choose.
 
   Args:
     params: values to compute with (already rounded, see `params.rounded`).
     token_BT: int32 ids; padding may be any id.
     position_BT: int32 position within the token's own segment.
     segment_BT: int32, 0 for padding; tokens see earlier tokens of their own segment.
+    recorded_BTNK: int32 routes to replay in the layers with experts; -1: none recorded.
     cfg: the model's shape, and whether layers are rematerialised or unrolled.
+
+  Returns:
+    The hidden states, and int32 [B, T, N, K] experts that the routers choose by
+    themselves (None without): what was used, except where a route was replayed.
   """
+  params = _computed(params, cfg)
 
-  def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return attention.packed(q, k, v, segment_BT, cfg.attention_chunk)
+  def attend(attn: p.Gqa | p.Mla, h_BTD: jax.Array) -> jax.Array:
+    if isinstance(attn, p.Mla):
+      q, k, v = mla.expanded(attn, h_BTD, position_BT, cfg)
+      return mla.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg))
+    q, k, v = gqa.queries_keys_values(attn, h_BTD, position_BT, cfg)
+    return gqa.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg))
 
-  def step(x_BTD: jax.Array, layer: p.Layers) -> tuple[jax.Array, None]:
-    return block(layer, x_BTD, position_BT, attend, cfg), None
+  def step(x_BTD: jax.Array, layer: tuple) -> tuple[jax.Array, jax.Array | None]:
+    x_BTD = sharding.constrain(x_BTD, 'batch', 'time', '')
+    return block(layer[0], x_BTD, attend, cfg, layer[1])
 
   before_JBT = _before(token_BT, segment_BT, cfg.ngram - 1)
-  x_BTD = _embed(params, token_BT, before_JBT)
-  x_BTD, _ = jax.lax.scan(
-    jax.checkpoint(step) if cfg.remat else step,
-    x_BTD,
-    params.layers,
-    unroll=cfg.layers if cfg.unroll else 1,
-  )
-  return layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps)
+  x_BTD, routes_NBTK = _embed(params, token_BT, before_JBT), None
+  recorded_NBTK = None if recorded_BTNK is None else jnp.moveaxis(recorded_BTNK, 2, 0)
+  for stack in params.stacks:
+    routed = isinstance(stack.mlp, p.Moe)
+    x_BTD, routes = jax.lax.scan(
+      jax.checkpoint(step) if cfg.remat else step,
+      x_BTD,
+      (stack, recorded_NBTK if routed else None),
+      unroll=stack.attn_norm_ND.shape[0] if cfg.unroll else 1,
+    )
+    routes_NBTK = routes if routed else routes_NBTK
+  hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps).astype(jnp.float32)
+  return hidden_BTD, None if routes_NBTK is None else jnp.moveaxis(routes_NBTK, 0, 2)
 
 
 def apply_cached(
@@ -112,8 +151,8 @@ def apply_cached(
   row_B: jax.Array | None,
   *,
   cfg: config.Model,
-) -> tuple[jax.Array, kv.Cache]:
-  """Hidden states of new tokens after what the cache holds, and the cache with them.
+) -> tuple[jax.Array, kv.Cache, jax.Array | None]:
+  """Hidden states of new tokens after what the cache holds; the cache; routes.
 
   Args:
     params: values to compute with.
@@ -123,8 +162,13 @@ def apply_cached(
       entries beyond a row's own length must not be looked at before being written.
     row_B: cache row of each batch row; None: batch row i is cache row i.
     cfg: the model's shape.
+
+  Returns:
+    float32 [B, T, D], the cache, and int32 [B, T, N, K] experts that were used (None
+    without experts).
   """
-  ks, vs = list(cache.k), list(cache.v)
+  params = _computed(params, cfg)
+  ks, vs, routes = list(cache.k), list(cache.v), []
   at_B1 = (jnp.arange(token_BT.shape[0]) if row_B is None else row_B)[:, None]
   S = cache.k[0].shape[2]
   mask_BTS = jnp.arange(S)[None, None, :] <= position_BT[:, :, None]
@@ -133,20 +177,45 @@ def apply_cached(
   place_JBT = position_BT[None] - offset_J11
   before_JBT = token_BS[at_B1[None], jnp.maximum(place_JBT, 0)]
   x_BTD = _embed(params, token_BT, jnp.where(place_JBT >= 0, before_JBT, -1))
-  for i in range(cfg.layers):
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, i: int = i) -> jax.Array:
-      ks[i] = ks[i].at[at_B1, :, position_BT].set(k, mode='drop')
-      vs[i] = vs[i].at[at_B1, :, position_BT].set(v, mode='drop')
-      k_BCSH, v_BCSH = (ks[i], vs[i]) if row_B is None else (ks[i][row_B], vs[i][row_B])
-      return attention.cached(q, k_BCSH, v_BCSH, mask_BTS)
+  def written(into: list[jax.Array], i: int, x_BTCH: jax.Array) -> jax.Array:
+    into[i] = into[i].at[at_B1, :, position_BT].set(x_BTCH, mode='drop')
+    return into[i] if row_B is None else into[i][row_B]
 
-    layer = jax.tree.map(lambda w, i=i: w[i], params.layers)
-    x_BTD = block(layer, x_BTD, position_BT, attend, cfg)
-  hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps)
-  return hidden_BTD, kv.Cache(token_BS, tuple(ks), tuple(vs))
+  for i, layer in enumerate(_each(params)):
+
+    def attend(attn: p.Gqa | p.Mla, h_BTD: jax.Array, i: int = i) -> jax.Array:
+      if isinstance(attn, p.Mla):
+        q, k = mla.absorbed(attn, h_BTD, position_BT, cfg)
+        k_B1SM = written(ks, i, k)
+        o = attention.cached(q, k_B1SM, k_B1SM[..., : cfg.mla.kv_rank], mask_BTS)
+        return mla.out_absorbed(attn, o)
+      q, k, v = gqa.queries_keys_values(attn, h_BTD, position_BT, cfg)
+      return gqa.out(
+        attn, attention.cached(q, written(ks, i, k), written(vs, i, v), mask_BTS)
+      )
+
+    x_BTD, used = block(layer, x_BTD, attend, cfg)
+    routes += [] if used is None else [used]
+  hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps).astype(jnp.float32)
+  routes_BTNK = jnp.stack(routes, axis=2) if routes else None
+  routes_BSNK = cache.routes
+  if routes_BSNK is not None and routes_BTNK is not None:
+    fed_BTNK = routes_BTNK.astype(routes_BSNK.dtype)
+    routes_BSNK = routes_BSNK.at[at_B1, position_BT].set(fed_BTNK, mode='drop')
+  cache = kv.Cache(token_BS, tuple(ks), tuple(vs), routes_BSNK)
+  return hidden_BTD, cache, routes_BTNK
+
+
+def _each(params: p.Params) -> list[p.Layers]:
+  """Every layer by itself, in order."""
+  found = []
+  for stack in params.stacks:
+    N = stack.attn_norm_ND.shape[0]
+    found += [jax.tree.map(lambda w, n=n: w[n], stack) for n in range(N)]
+  return found
 
 
 def logits(params: p.Params, hidden_BTD: jax.Array) -> jax.Array:
-  """Vocabulary logits of the tied head, float32 [B, T, V]."""
-  return layers.project(hidden_BTD, params.embed_VD.T)
+  """Vocabulary logits, float32 [B, T, V]."""
+  return layers.project(hidden_BTD, params.unembed_VD.T)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 class Shard:
   """Axes of a mesh. Their sizes must divide V and the number of tokens."""
 
-  mesh: jax.sharding.Mesh
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
   vocab: str  # axis that the rows of the unembedding are split over
   rows: tuple[str, ...] = ()  # axes that tokens are split over
 

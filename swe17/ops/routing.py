@@ -28,11 +28,13 @@ class Routes:
     ids_TK: int32 expert ids, distinct within a token.
     weight_TK: float32 g, carries the gradient to the logits.
     own_T: bool, the selection is this router's own, not a recorded one.
+    top_TK: int32, the selection it would make by itself; `ids_TK` where `own_T`.
   """
 
   ids_TK: jax.Array
   weight_TK: jax.Array
   own_T: jax.Array
+  top_TK: jax.Array
 
 
 def top(score_TE: jax.Array, K: int) -> jax.Array:
@@ -60,6 +62,31 @@ def replayed(own_TK: jax.Array, recorded_TK: jax.Array | None) -> tuple:
   return jnp.where(own_T[:, None], own_TK, recorded_TK), own_T
 
 
+@jax.custom_vjp
+def picked(score_TE: jax.Array, ids_TK: jax.Array) -> jax.Array:
+  """Scores of the chosen experts [T, K]; NaN for an id beyond the experts.
+
+  The gradient is a masked sum over the slots: nothing is scattered.
+  """
+  return jnp.take_along_axis(score_TE, ids_TK, axis=-1)
+
+
+def _picked_fwd(score_TE: jax.Array, ids_TK: jax.Array) -> tuple[jax.Array, tuple]:
+  # An empty slice carries E and the dtype to the way back, and no scores.
+  return picked(score_TE, ids_TK), (ids_TK, score_TE[:0])
+
+
+def _picked_bwd(saved: tuple, dy_TK: jax.Array) -> tuple[jax.Array, None]:
+  ids_TK, like_0E = saved
+  E = like_0E.shape[-1]
+  here_TKE = ids_TK[:, :, None] == jnp.arange(E)[None, None, :]
+  d_TE = jnp.sum(jnp.where(here_TKE, dy_TK[:, :, None], 0.0), axis=1)
+  return d_TE.astype(like_0E.dtype), None
+
+
+picked.defvjp(_picked_fwd, _picked_bwd)
+
+
 def softmax(
   logit_TE: jax.Array,
   K: int,
@@ -77,12 +104,13 @@ def softmax(
     recorded_TK: int32 ids that the sampler recorded; see `replayed`.
   """
   s_TE = logit_TE.astype(jnp.float32)
-  ids_TK, own_T = replayed(top(s_TE, K), recorded_TK)
-  s_TK = jnp.take_along_axis(s_TE, ids_TK, axis=-1)
+  top_TK = top(s_TE, K)
+  ids_TK, own_T = replayed(top_TK, recorded_TK)
+  s_TK = picked(s_TE, ids_TK)
   if renormalise:
-    return Routes(ids_TK, jax.nn.softmax(s_TK, axis=-1), own_T)
+    return Routes(ids_TK, jax.nn.softmax(s_TK, axis=-1), own_T, top_TK)
   total_T1 = jax.nn.logsumexp(s_TE, axis=-1, keepdims=True)
-  return Routes(ids_TK, jnp.exp(s_TK - total_T1), own_T)
+  return Routes(ids_TK, jnp.exp(s_TK - total_T1), own_T, top_TK)
 
 
 def in_best_groups(score_TE: jax.Array, groups: int, best: int) -> jax.Array:
@@ -132,11 +160,12 @@ def sigmoid(
   score_TE = jax.nn.sigmoid(logit_TE.astype(jnp.float32))
   choice_TE = jax.lax.stop_gradient(score_TE + bias_E[None, :])
   choice_TE = in_best_groups(choice_TE, groups, best)
-  ids_TK, own_T = replayed(top(choice_TE, K), recorded_TK)
+  top_TK = top(choice_TE, K)
+  ids_TK, own_T = replayed(top_TK, recorded_TK)
   if renormalise:
     # By log-sigmoid: scores that are all tiny still sum to 1, and none divides by 0.
-    s_TK = jnp.take_along_axis(logit_TE.astype(jnp.float32), ids_TK, axis=-1)
+    s_TK = picked(logit_TE.astype(jnp.float32), ids_TK)
     weight_TK = jax.nn.softmax(jax.nn.log_sigmoid(s_TK), axis=-1)
   else:
-    weight_TK = jnp.take_along_axis(score_TE, ids_TK, axis=-1)
-  return Routes(ids_TK, scale * weight_TK, own_T)
+    weight_TK = picked(score_TE, ids_TK)
+  return Routes(ids_TK, scale * weight_TK, own_T, top_TK)

@@ -1,4 +1,4 @@
-"""What episodes need on this machine (tasks, graders, a tokeniser), and one episode.
+"""What episodes need on this machine (tasks, graders, a format), and one episode.
 
 Shared by training rollouts, evaluation and scripted episodes, so that all three run the
 same loop on the same environments.
@@ -9,7 +9,7 @@ import dataclasses
 import logging
 
 from swe17 import config, types
-from swe17.agent import episode, tokenizer
+from swe17.agent import episode, formats
 from swe17.env import grader, repair
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class World:
   set_aside: dict[str, str]  # task id -> reason
   graders: grader.Graders
   verifier: repair.Verifier
-  tok: tokenizer.Tokenizer
+  fmt: formats.Format
 
   async def close(self) -> None:
     await self.graders.close()
@@ -43,7 +43,7 @@ class World:
       task=task,
       env=repair.RepairEnv(task, self.verifier),
       generate=generate,
-      tokenizer=self.tok,
+      fmt=self.fmt,
       cfg=self.cfg.agent,
       sampling=sampling,
       seed=self.cfg.seed,
@@ -56,9 +56,22 @@ async def open_world(cfg: config.Config, says: Callable[[str], None]) -> World:
   """Starts graders, regenerates the tasks and verifies each once more.
 
   Raises:
-    ValueError: fewer tasks than `cfg.tasks` asks for are sound.
+    ValueError: fewer tasks than `cfg.tasks` asks for are sound, or the model's format
+      is not what `cfg.agent` asks for.
     grader.GraderError: the sandbox does not start.
   """
+  fmt = formats.load(cfg.model.source)
+  if cfg.agent.thoughts == 'strip' and not fmt.strips:
+    raise ValueError(
+      'agent.thoughts=strip: this chat template opens every thought itself, so that '
+      'none can be taken out of a turn; keep them'
+    )
+  if cfg.agent.thoughts == 'keep' and fmt.rewrites:
+    _log.warning(
+      'the chat template, asked for a later turn, rewrites earlier ones: %s. Contexts '
+      'are kept as they were served (agent.thoughts=strip drops thoughts)',
+      fmt.rewrites,
+    )
   says('regenerating tasks')
   tasks, set_aside = repair.read(cfg.tasks)
   graders = grader.Graders(cfg.sandbox)
@@ -81,5 +94,5 @@ async def open_world(cfg: config.Config, says: Callable[[str], None]) -> World:
     set_aside,
     graders,
     repair.Verifier(graders),
-    tokenizer.load(),
+    fmt,
   )

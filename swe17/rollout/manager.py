@@ -206,8 +206,14 @@ async def _member(
   episode = await state.world.episode(
     task, state.router, group_id, member, state.cfg.sampler.sampling
   )
-  state.router.forget(f'{group_id}.{member}.0')
+  _forget(state, episode)
   return episode
+
+
+def _forget(state: process.Rollout, episode: types.Episode) -> None:
+  """Every segment was a session of its own; one without any may have asked too."""
+  for segment in range(max(1, len(episode.segments))):
+    state.router.forget(f'{episode.id}.{segment}')
 
 
 def _keep_to_read(state: process.Rollout, group: types.Group) -> None:
@@ -217,7 +223,7 @@ def _keep_to_read(state: process.Rollout, group: types.Group) -> None:
     return
   folder = pathlib.Path(cfg.run_dir) / 'episodes'
   folder.mkdir(exist_ok=True)
-  text = episodes_.transcript(group.episodes[0], state.world.tok)
+  text = episodes_.transcript(group.episodes[0], state.world.fmt)
   (folder / f'{group.start:08d}.md').write_text(text, encoding='utf-8')
 
 
@@ -245,7 +251,7 @@ async def _evaluate(state: process.Rollout, label: str) -> None:
     episode = await state.world.episode(
       task, generate, group_id, member, cfg.sampler.sampling
     )
-    state.router.forget(f'{group_id}.{member}.0')
+    _forget(state, episode)
     return episode
 
   began = time.monotonic()

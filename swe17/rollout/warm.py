@@ -33,7 +33,7 @@ async def write(cfg: config.Config, world: episodes.World, says: status.Status) 
     practises = rng.random() < cfg.imitation.practice
     task = admission.task(practice if practises else world.train, cfg.seed, index)
     style = scripted.PRACTICE if practises else scripted.CLUMSY
-    agent = scripted.Scripted(world.tok, rng, style)
+    agent = scripted.Scripted(world.fmt, rng, style)
     episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
     if not practises:
       return episode

@@ -44,6 +44,7 @@ def request(
   for part in asked.key:
     _integer('key', part, 0, _UINT32)
   _integer('min_version', asked.min_version, 0, _INT31)
+  _integer('routes_from', asked.routes_from, 0, n)
   _sampling(asked.sampling, cfg)
 
 

@@ -58,7 +58,7 @@ def prefill(
 
   Padding has a position beyond the cache and writes nothing.
   """
-  _, cache = transformer.apply_cached(
+  _, cache, _ = transformer.apply_cached(
     params, token_BT, position_BT, cache, row_B, cfg=cfg
   )
   return cache
@@ -93,7 +93,7 @@ def decode(
     cache, s = carry
     busy_B = s.left_B > 0
     position_B = jnp.where(busy_B, s.position_B, S)
-    hidden_B1D, cache = transformer.apply_cached(
+    hidden_B1D, cache, _routes = transformer.apply_cached(
       params, s.token_B[:, None], position_B[:, None], cache, None, cfg=cfg
     )
     logits_BV = transformer.logits(params, hidden_B1D)[:, 0]
@@ -119,6 +119,15 @@ def decode(
 
   (cache, slots), draws = jax.lax.scan(step, (cache, slots), None, length=steps)
   return cache, slots, draws
+
+
+@functools.partial(jax.jit, static_argnames='size')
+def routes(
+  routes_BSNK: jax.Array, slot: jax.Array, start: jax.Array, *, size: int
+) -> jax.Array:
+  """`size` rows of a slot's routes [size, N, K], from `start` (or as late as fits)."""
+  _, _, N, K = routes_BSNK.shape
+  return jax.lax.dynamic_slice(routes_BSNK, (slot, start, 0, 0), (1, size, N, K))[0]
 
 
 def jitted(cfg: config.Model, K: int, steps: int):

@@ -5,6 +5,11 @@ session keeps its slot, and so its KV cache, between turns until another session
 needs it (least recently used goes first); then the next turn is prefilled anew.
 Weights are swapped between two dispatches; the cache stays, and every token records
 the version that drew it.
+
+Routes (model.moe.replay) are part of the cache: row i says through which experts the
+token at position i was fed when its entry was made. So they are those that later draws
+attended to: they stay over a swap, and a context that is prefilled anew has new ones,
+which the answer carries in place of the caller's.
 """
 
 from collections.abc import Callable
@@ -35,6 +40,7 @@ class Job:
   version: list[int] = dataclasses.field(default_factory=list)
   kept: list[np.ndarray] = dataclasses.field(default_factory=list)  # [n, K] each
   topk_bound: int = 0
+  hit: int = 0  # tokens of the context that the cache held when the job came
 
 
 @dataclasses.dataclass
@@ -184,6 +190,7 @@ class Engine:
         slot.cached = []
       # At least the last token is fed again: its logits give the first draw.
       slot.cached = slot.cached[: len(context) - 1]
+      job.hit = len(slot.cached)
       slot.session, slot.job, slot.used = job.request.session, job, self._tick
     self._tick += 1
     self._waiting = still
@@ -247,9 +254,24 @@ class Engine:
       stop = before['stop_B'][b]
       if job.token[-1] == stop or len(job.token) == job.request.max_new:
         slot.job, slot.used = None, self._tick
-        job.future.set_result(
-          result(job, 'stop' if job.token[-1] == stop else 'length')
-        )
+        finish = 'stop' if job.token[-1] == stop else 'length'
+        start = min(job.request.routes_from, job.hit)
+        rows = self._routes(b, start, len(slot.cached))
+        job.future.set_result(result(job, finish, rows, start))
+
+  def _routes(self, b: int, start: int, stop: int) -> np.ndarray | None:
+    """Routes of a slot's positions from `start` to `stop` (excluded), [R, N, K]."""
+    held_BSNK = self._cache.routes
+    if held_BSNK is None:
+      return None
+    S, C = self._length, min(self._length, self._cfg.prefill_chunk)
+    # One static size; the last piece begins early enough to fit.
+    firsts = [min(at, S - C) for at in range(start, stop, C)]
+    parts = [decode.routes(held_BSNK, b, first, size=C) for first in firsts]
+    rows = [np.zeros((0, *held_BSNK.shape[2:]), held_BSNK.dtype)]
+    for at, first, part in zip(range(start, stop, C), firsts, parts, strict=True):
+      rows.append(np.asarray(part)[at - first : min(at + C, stop) - first])
+    return np.concatenate(rows)
 
   def _host_slots(self, ready: set[int]) -> dict[str, np.ndarray]:
     """The fields of a dispatch's `Slots`; slots that are not ready are idle."""
@@ -294,6 +316,7 @@ class Engine:
     )
     idle = decode.Slots(**jax.device_put(self._host_slots(set())))
     self._cache, _, _ = self._decode(self._params, self._cache, idle)
+    self._routes(0, 0, 1)
     jax.block_until_ready(self._cache)
 
   def _fail_all(self) -> None:
@@ -308,7 +331,9 @@ class Engine:
         job.future.set_exception(error)
 
 
-def result(job: Job, finish: str) -> types.GenerateResult:
+def result(
+  job: Job, finish: str, routes_RNK: np.ndarray | None, routes_start: int
+) -> types.GenerateResult:
   """A finished job's answer; a drawn token outside its set is a bug, so it asserts."""
   kept = kept_sets.from_padded(np.concatenate(job.kept))
   size_T, token_T = kept.size_T, np.array(job.token, np.int32)
@@ -322,4 +347,6 @@ def result(job: Job, finish: str) -> types.GenerateResult:
     kept=kept,
     finish=finish,
     topk_bound=job.topk_bound,
+    routes_RNK=routes_RNK,
+    routes_start=0 if routes_RNK is None else routes_start,
   )

@@ -27,7 +27,7 @@ from aiohttp import web
 import jax
 
 from swe17 import config, wire
-from swe17.agent import tokenizer
+from swe17.agent import formats
 from swe17.metrics import records, status
 from swe17.model import params as p
 from swe17.sampler import engine
@@ -159,7 +159,8 @@ def run(cfg: config.Config, index: int) -> int:
   if stopped.is_set():
     return 0
   weights = Weights(cfg, events, index)
-  abstract = p.abstract(cfg.model, tokenizer.load().vocab_size)
+  vocab = formats.load(cfg.model.source).vocab_size
+  abstract = p.abstract(cfg.model, vocab)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, 'float32'), abstract)
   version = weights.first(shapes, stopped)
   if version is None:

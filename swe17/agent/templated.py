@@ -29,8 +29,10 @@ _RESULT, _RESULT_END = '<tool_response>', '</tool_response>'
 # What is rendered to learn from it.
 _TEXT, _ANCHOR, _RESULTS = 'text', chr(0x10FFFD), ('first-result', 'second-result')
 _ANY = base.Tool('act', 'Do something.', {'at': 'str'}, writes=False)
-# A turn of calls, as templates take it: (its messages, content). Tried in this order.
-_SHAPES = (('calls', None), ('calls', ''), ('one', None), ('one', ''), ('user', ''))
+# A turn of calls, as templates take it: (its messages, content). Tried in this order;
+# with content a template may leave the calls out.
+_SHAPES = (('calls', None), ('calls', _ANCHOR), ('one', None), ('one', _ANCHOR))
+_SHAPES += (('user', _ANCHOR),)
 
 # (tool, id of its call) of each; found again in what stands around their results.
 _ACTS = (('first-tool', 'first-call'), ('second-tool', 'second-call'))
@@ -54,12 +56,14 @@ class Templated:
     self._system = _takes_system(chat)
     self._opened, self._stop = _frame(chat, tok)
     self.stop_ids = (tok.markup[self._stop],)
-    # The template may open the thought itself.
+    # The template may open the thought itself, of every turn or of the first only.
     self._thinks = self._opened.rstrip().endswith(tokenizer.THINK)
     self.strips = not self._thinks
     self._shapes = [shape for shape in _SHAPES if self._works(shape)]
     if not self._shapes:
       raise ValueError('chat template: it renders no results of tool calls')
+    after = self._between(self._shapes[0], _ANCHOR, _ACTS[:1], _RESULTS[:1])
+    self._always = self._thinks and after.endswith(self._opened)
     self.rewrites = self._rewrites(self._shapes[0])
 
   def prompt(self, text: str, tools: Sequence[base.Tool]) -> list[int]:
@@ -100,7 +104,13 @@ class Templated:
     return self.read(self._tok.decode(turn[:-1] if ended else turn))
 
   def read(self, text: str) -> tools.Parsed:
-    return self._way.parse(tokenizer.THINK + text if self._thinks else text)
+    return self._way.parse(tokenizer.THINK + text if self._inside(text) else text)
+
+  def _inside(self, text: str) -> bool:
+    """Whether a turn begins inside a thought that its prompt opened."""
+    if not self._thinks or text.lstrip().startswith(tokenizer.THINK):
+      return False
+    return self._always or tokenizer.THINK_END in text
 
   def thinking(self, turn: Sequence[int]) -> int:
     """Tokens that end inside the thought: its tags may be no tokens of their own."""
@@ -129,7 +139,7 @@ class Templated:
     whole = ends[-2] if ended and len(ends) > 1 else len(data)
     begin, end = tokenizer.THINK.encode(), tokenizer.THINK_END.encode()
     start = 0
-    if not self._thinks:
+    if not self._inside(data.decode('utf-8', 'replace')):
       start = data.find(begin) + len(begin)
       if not data.lstrip().startswith(begin):
         return 0, 0, 0, ends
@@ -183,8 +193,8 @@ class Templated:
     if self._chat.takes_tools:
       return [_message('user', text)], tools
     if not self._system:
-      return [_message('user', f'{describe(tools)}\n\n{text}')], ()
-    return [_message('system', describe(tools)), _message('user', text)], ()
+      return [_message('user', f'{describe(tools, self._way)}\n\n{text}')], ()
+    return [_message('system', describe(tools, self._way)), _message('user', text)], ()
 
   def _between(
     self, shape: _Shape, anchor: str, named: _Named, texts: Sequence[str]
@@ -206,7 +216,7 @@ class Templated:
 
   def _works(self, shape: _Shape) -> bool:
     """Whether the template renders the result of a turn of this shape, once."""
-    if shape[0] != 'user' and not self._chat.takes_tools:
+    if shape[0] != 'user' and not self._chat.takes_results:
       return False
     try:
       between = self._between(shape, _ANCHOR, _ACTS[:1], _RESULTS[:1])
@@ -254,16 +264,14 @@ class Templated:
     return [('tool', part) for part in middle.split(text[head.end() :])]
 
 
-def describe(tools: Sequence[base.Tool]) -> str:
-  """Tools as Hermes models are told of them, for templates that do not know tools."""
+def describe(tools: Sequence[base.Tool], way: syntax.Syntax) -> str:
+  """Tools and how to call them, for templates that do not tell."""
   functions = [template.schema(tool)['function'] for tool in tools]
   listed = '\n'.join(json.dumps(each, ensure_ascii=False) for each in functions)
   return (
     'You have these functions:\n'
     f'<tools>\n{listed}\n</tools>\n'
-    'Call one by writing its name and arguments as JSON:\n'
-    f'{tokenizer.CALL}\n{{"name": <name>, "arguments": <object>}}\n'
-    f'{tokenizer.CALL_END}'
+    f'Call one by writing its name and arguments as JSON:\n{way.example}'
   )
 
 
@@ -291,7 +299,8 @@ def _turn(
     _message('tool', text, name=name, tool_call_id=call_id)
     for (name, call_id), text in zip(named, texts, strict=True)
   ]
-  return [_message('assistant', content, tool_calls=calls), *results]
+  said = None if content is None else anchor
+  return [_message('assistant', said, tool_calls=calls), *results]
 
 
 def _takes_system(chat: template.Template) -> bool:

@@ -355,6 +355,8 @@ def test_a_template_that_leaves_calls_out_has_results_in_their_role():
      'changes what stands before'),
     ("{% for m in messages[:2] %}{{ m.content }}<|im_end|>{% endfor %}"
      '{% if add_generation_prompt %}<|im_start|>{% endif %}', 'no results'),
+    ("{% for m in messages[:3] %}{{ m.content }}<|im_end|>{{ 'tool' * 0 }}{% endfor %}"
+     '{% if add_generation_prompt %}<|im_start|>{% endif %}', 'no results'),
     ("{{ raise_exception('never') }}", 'never'),
   ],
 )  # fmt: skip

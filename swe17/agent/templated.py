@@ -215,14 +215,21 @@ class Templated:
     return whole[start:]
 
   def _works(self, shape: _Shape) -> bool:
-    """Whether the template renders the result of a turn of this shape, once."""
+    """Whether the template renders the results of a turn of this shape, in order.
+
+    It may refuse two in one turn (another shape is tried then), not lose one.
+    """
     if shape[0] != 'user' and not self._chat.takes_results:
       return False
-    try:
-      between = self._between(shape, _ANCHOR, _ACTS[:1], _RESULTS[:1])
-    except ValueError:
-      return False
-    return between.count(_RESULTS[0]) == 1
+    for n in (1, 2):
+      try:
+        between = self._between(shape, _ANCHOR, _ACTS[:n], _RESULTS[:n])
+      except ValueError:
+        return n == 2
+      found = [between.find(text) for text in _RESULTS[:n]]
+      if -1 in found or found != sorted(found):
+        return False
+    return True
 
   def _rewrites(self, shape: _Shape) -> str:
     """What the template does to earlier turns when it renders a later one."""

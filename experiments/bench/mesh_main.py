@@ -130,7 +130,7 @@ def batch(cfg: config.Config, vocab: int, micro: int, seed: int = 0) -> st.Batch
   target = rng.integers(0, vocab, shape)
   kept = np.stack([target, (target + 3) % vocab, (target + 7) % vocab], axis=-1)
   kept = np.concatenate([kept, np.full((*shape, 1), -1)], axis=-1)
-  arrays = dict(
+  arrays: dict[str, Any] = dict(
     token_MBT=np.int32(rng.integers(0, vocab, shape)),
     position_MBT=np.int32(np.where(first, at_T, at_T - cut_MB1)),
     segment_MBT=np.int32(segment),
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> None:
     params = jax.device_get(_params(case))
     grad, new = step(cfg, VOCAB, params, batch(cfg, VOCAB, _MICRO))
     if jax.process_index() == 0:
-      found = {f'grad:{k}': v for k, v in grad.items()}
+      found: dict[str, Any] = {f'grad:{k}': v for k, v in grad.items()}
       found |= {f'param:{k}': v for k, v in new.items()}
       suffix = f'@{_PROCESSES.value}' if _PROCESSES.value > 1 else ''
       np.savez(os.path.join(_OUT.value, f'{name}{suffix}.npz'), **found)

@@ -46,7 +46,9 @@ def conversation(*calls: tuple[str, dict, str]) -> list[dict]:
   return [{'role': 'user', 'content': 'Mend it.'}, turn, *results]
 
 
-@pytest.mark.parametrize('family', ['qwen', 'strips', 'llama', 'deepseek', 'kimi'])
+@pytest.mark.parametrize(
+  'family', ['qwen', 'strips', 'llama', 'deepseek', 'kimi', 'bare']
+)
 @pytest.mark.parametrize('several', [False, True])
 def test_prompt_turn_and_results_are_the_template_s_own_conversation(family, several):
   """Where the drawn turn is what the template would write, the whole is its text."""
@@ -280,7 +282,7 @@ def test_what_a_template_rewrites_is_said():
   said = {name: chat_templates.fmt(name).rewrites for name in FAMILIES}
   drops = 'it drops the thoughts of earlier turns'
   assert said['qwen'] == said['smol'] == said['kimi'] == ''
-  assert said['strips'] == said['llama'] == said['deepseek'] == drops
+  assert said['strips'] == said['llama'] == said['deepseek'] == said['bare'] == drops
 
 
 def test_a_thought_goes_with_the_line_ends_after_it_and_counts_its_tokens():
@@ -366,7 +368,7 @@ def test_a_template_that_does_not_say_what_is_needed_is_refused(source, said):
     templated.Templated(tok, template.Template(source), syntax.HERMES)
 
 
-@pytest.mark.parametrize('family', ['smol', 'qwen', 'kimi', 'deepseek'])
+@pytest.mark.parametrize('family', ['smol', 'qwen', 'kimi', 'deepseek', 'bare'])
 def test_a_scripted_agent_solves_a_task_in_the_format(family):
   fmt = chat_templates.fmt(family)
   agent = scripted.Scripted(fmt, random.Random(0), scenes.CAREFUL)

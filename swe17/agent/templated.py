@@ -158,9 +158,12 @@ class Templated:
     """What stands before a turn is split into results where the template shows how."""
     ids, opened = list(ids), self._tok.encode_markup(self._opened)
     found: list[tuple[str, str]] = []
-    at = 0
+    at, again = 0, list[int]()
     while at < len(ids):
       start = _find(ids, opened, at)
+      # Where nothing opens a turn, what ends a result may be followed by another.
+      while again and ids[start + len(opened) :][: len(again)] == again:
+        start = _find(ids, opened, start + len(opened))
       given = self._tok.decode(ids[at:start])
       found += self._split(given) if found else [('user', given)]
       begin = start + len(opened)
@@ -169,7 +172,7 @@ class Templated:
       turn = range(begin, len(ids))
       end = next((i for i in turn if ids[i] in self.stop_ids), len(ids))
       found.append(('assistant', self._tok.decode(ids[begin:end])))
-      at, opened = end + 1, self._frames[2]
+      at, (_, _, opened, again) = end + 1, self._frames
     return found
 
   def call(self, name: str, **arguments: int | str) -> list[int]:
@@ -248,8 +251,10 @@ class Templated:
     return '' if '\nthought\n' in later else 'it drops the thoughts of earlier turns'
 
   @functools.cached_property
-  def _frames(self) -> tuple[re.Pattern[str], re.Pattern[str], list[int]]:
-    """What stands before and between results, and the ids after the last."""
+  def _frames(self) -> tuple[re.Pattern[str], re.Pattern[str], list[int], list[int]]:
+    """What stands before and between results, the ids after the last, and those that
+    follow the same ids after any other."""
+    encode = self._tok.encode_markup
     for shape in self._shapes:
       try:
         text = self._between(shape, _ANCHOR, _ACTS, _RESULTS)
@@ -257,14 +262,15 @@ class Templated:
         continue
       before, _, rest = text.removeprefix(self._stop).partition(_RESULTS[0])
       middle, _, after = rest.partition(_RESULTS[1])
-      return _pattern(before), _pattern(middle), self._tok.encode_markup(after)
+      more = middle.removeprefix(after) if middle.startswith(after) else ''
+      return _pattern(before), _pattern(middle), encode(after), encode(more)
     # One result a turn is all that this template takes.
     text = self._between(self._shapes[0], _ANCHOR, _ACTS[:1], _RESULTS[:1])
     before, _, after = text.removeprefix(self._stop).partition(_RESULTS[0])
-    return _pattern(before), re.compile('(?!)'), self._tok.encode_markup(after)
+    return _pattern(before), re.compile('(?!)'), encode(after), []
 
   def _split(self, text: str) -> list[tuple[str, str]]:
-    before, middle, _ = self._frames
+    before, middle, _, _ = self._frames
     head = before.match(text)
     if not head:
       return [('tool', text)]

@@ -32,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
   cfg.agent.max_turns = 10
   cfg.agent.episode_seconds = 900.0
   cfg.imitation.episodes = 400
-  cfg.imitation.steps, cfg.imitation.rows = 60, 2
+  cfg.imitation.steps, cfg.imitation.rows = 60, 1
   cfg.imitation.lr = 1e-3
   cfg.sampler.processes, cfg.sampler.slots = 1, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64

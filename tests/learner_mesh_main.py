@@ -9,6 +9,7 @@ import json
 import sys
 
 import jax
+import numpy as np
 
 from experiments.bench import mesh as bench
 from experiments.bench import mesh_main
@@ -33,7 +34,6 @@ MOE = dataclasses.replace(
 )
 MESHES = {
   'rows and parameters': (DENSE, {'fsdp': 8}),
-  'replicas without the exact sum': (DENSE, {'replica': 2, 'fsdp': 2}),
   'positions and heads': (DENSE, {'fsdp': 2, 'context': 2, 'tensor': 2}),
   'experts': (MOE, {'expert': 4}),
   'experts and the rest': (MOE, {'fsdp': 2, 'expert': 2, 'tensor': 2}),
@@ -78,18 +78,18 @@ def steps() -> dict[str, list[float]]:
   return found
 
 
-def exact() -> list[bool]:
-  """Whether 2 and 8 replicas give the bits of one device."""
+def exact() -> bool:
+  """Whether 8 replicas give the bits of one device, parameters after Muon included."""
   want = result(settings(DENSE, {}, exact_sum=True))
-  found = []
-  for R in (2, 8):
-    got = result(settings(DENSE, {'replica': R}, exact_sum=True))
-    found.append(all(got[k].tobytes() == want[k].tobytes() for k in want))
-  return found
+  got = result(settings(DENSE, {'replica': 8}, exact_sum=True))
+  return all(got[k].tobytes() == want[k].tobytes() for k in want)
 
 
 def born() -> dict[str, bool | float]:
-  """Initial state on a mesh: values, and the largest share that a device holds."""
+  """Initial state on a mesh: values, and the largest share that a device holds.
+
+  Compiled as one program, a scale is fused into what it scales: the last bit differs.
+  """
   cfg = settings(MOE, {'fsdp': 2, 'expert': 2, 'tensor': 2})
   on = mesh.open(cfg, VOCAB)
   params = mesh.init(on, jax.random.key(0))
@@ -103,7 +103,11 @@ def born() -> dict[str, bool | float]:
   want = p.init(p.abstract(cfg.model, VOCAB), jax.random.key(0))
   host = apply.to_host(want)
   return {
-    'same values': fixtures.same_bits(params, want),
+    'apart': max(
+      float(np.abs(a - b).max() / np.abs(b).max())
+      for a, b in zip(fixtures.leaves(params), fixtures.leaves(want), strict=True)
+      if b.any()
+    ),
     'largest share': max(shares),
     'published alike': fixtures.same_bits(mesh.to_host(on, params), host),
   }

@@ -44,12 +44,12 @@ def test_a_step_on_a_mesh_is_that_of_one_device_up_to_rounding(found, name):
 
 
 def test_replicas_with_the_exact_sum_give_the_bits_of_one_device(found):
-  assert found['exact'] == [True, True]
+  assert found['exact']
 
 
 def test_parameters_and_optimiser_are_born_split_with_the_values_of_one_device(found):
   born = found['born']
-  assert born['same values'] and born['published alike']
+  assert born['published alike'] and born['apart'] <= 1e-6
   assert born['largest share'] <= 0.25
 
 

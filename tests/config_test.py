@@ -189,10 +189,14 @@ OTHER = {
   'loss.geometric_high': 1.2, 'loss.length.kind': 'linear', 'loss.length.form': 'hard',
   'loss.length.effort': 'low', 'agent.thoughts': 'strip',
   'agent.max_context': config.Agent().max_context - 1,
+  'model.attention': 'mla', 'model.attention_kernel': 'cudnn', 'loss.credit': 'turn',
+  'model.dtype': 'bfloat16', 'model.rope.scaling': 'linear',
+  'model.moe.router': 'sigmoid', 'model.moe.experts': 8,
+  'model.moe.exchange': 'ragged', 'model.moe.quantise': 'both',
 }  # fmt: skip
 # Settings that have one allowed value so far: all others must be refused, by name.
 ONE_VALUE = {
-  'sync.codec': 'ulp', 'sampler.repetition_penalty': 1.1,
+  'sync.codec': 'ulp', 'sampler.repetition_penalty': 1.1, 'loss.kl_reference': 'now',
 }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ A record is a JSON header and raw little-endian arrays in one zstd frame:
 The header holds `meta` (JSON) and, per array, name, dtype and shape in order.
 Decoding checks the magic, the hash and every length, and raises ValueError on
 anything else. Kept sets travel as the bytes of `wire_kept`, routes as planes of bytes,
-uint8 [bytes of an id, N, K, R], so that equal places lie side by side: the second plane
-of 384 experts is one bit an id, which is what zstd makes of it.
+uint8 [bytes of an id, N, K, R], so that equal places lie side by side: of the second
+plane of 384 experts, one bit an id, zstd makes a bit and a half where ids are random.
 """
 
 from collections.abc import Mapping

@@ -81,7 +81,7 @@ def test_both_forms_of_arguments_render_as_transformers_does(family, tools, i):
   source = chat_templates.SOURCES[family]
   ours = template.Template(source, bos='<bos>', eos='<eos>', day=DAY)
   messages = CONVERSATIONS[i]
-  native = with_strings(messages) if family == 'deepseek' else messages
+  native = with_strings(messages) if family in ('deepseek', 'bare') else messages
   for generate in (False, True):
     try:
       want = theirs(source, native, tools, generate)
@@ -103,7 +103,7 @@ def test_most_conversations_are_taken():
       try:
         taken += bool(ours.render(messages, TOOLS))
       except ValueError:
-        assert family in ('llama', 'smol', 'deepseek')
+        assert family in ('llama', 'smol', 'deepseek', 'bare')
   assert taken > 60
 
 

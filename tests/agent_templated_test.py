@@ -46,7 +46,9 @@ def conversation(*calls: tuple[str, dict, str]) -> list[dict]:
   return [{'role': 'user', 'content': 'Mend it.'}, turn, *results]
 
 
-@pytest.mark.parametrize('family', ['qwen', 'strips', 'llama', 'deepseek', 'kimi'])
+@pytest.mark.parametrize(
+  'family', ['qwen', 'strips', 'llama', 'deepseek', 'kimi', 'bare']
+)
 @pytest.mark.parametrize('several', [False, True])
 def test_prompt_turn_and_results_are_the_template_s_own_conversation(family, several):
   """Where the drawn turn is what the template would write, the whole is its text."""
@@ -280,7 +282,7 @@ def test_what_a_template_rewrites_is_said():
   said = {name: chat_templates.fmt(name).rewrites for name in FAMILIES}
   drops = 'it drops the thoughts of earlier turns'
   assert said['qwen'] == said['smol'] == said['kimi'] == ''
-  assert said['strips'] == said['llama'] == said['deepseek'] == drops
+  assert said['strips'] == said['llama'] == said['deepseek'] == said['bare'] == drops
 
 
 def test_a_thought_goes_with_the_line_ends_after_it_and_counts_its_tokens():
@@ -314,6 +316,37 @@ def test_a_template_that_opens_the_thought_is_read_from_inside():
   assert tok.decode(fmt.results(turn, parsed.calls, ['x'])).endswith('<think>\n')
 
 
+def test_a_thought_that_the_first_prompt_alone_opens():
+  tok = hf_tokenizer.Tokenizer(chat_templates.spec('deepseek'))
+  opens = "{{- '<｜Assistant｜>' }}{%- endif %}\n"
+  source = chat_templates.DEEPSEEK.replace(opens, opens.replace('｜>', '｜><think>\\n'))
+  assert source != chat_templates.DEEPSEEK
+  fmt = templated.Templated(tok, template.Template(source), syntax.DEEPSEEK)
+  first = [*fmt.thought('so'), *fmt.call('view'), *fmt.stop_ids]
+  assert tok.decode(first).startswith('so</think>')
+  for turn, thinking in ((first, 'so'), (first[4:], ''), ([5, *first[4:]], '')):
+    parsed = fmt.parse(turn)
+    assert ([c.name for c in parsed.calls], parsed.thinking) == (['view'], thinking)
+
+
+def test_a_template_that_leaves_calls_out_has_results_in_their_role():
+  tok = hf_tokenizer.Tokenizer(chat_templates.spec('kimi'))
+  source = (
+    "{% for m in messages %}{{ '<|im_user|>' + m.role + '<|im_middle|>' }}"
+    "{% if m.role == 'tool' %}Result: {% endif %}{{ m.content + '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_assistant|>{% endif %}"
+  )  # fmt: skip
+  fmt = templated.Templated(tok, template.Template(source), syntax.KIMI)
+  turn = [*fmt.call('view'), *fmt.stop_ids]
+  results = fmt.results(turn, fmt.parse(turn).calls * 2, ['a', 'b'])
+  assert tok.decode(results) == (
+    '<|im_user|>tool<|im_middle|>Result: a<|im_end|>'
+    '<|im_user|>tool<|im_middle|>Result: b<|im_end|><|im_assistant|>'
+  )
+  prompt = tok.decode(fmt.prompt('x', Room.tools))
+  assert syntax.KIMI.example in prompt and '"name": "submit"' in prompt
+
+
 @pytest.mark.parametrize(
   ('source', 'said'),
   [
@@ -324,6 +357,8 @@ def test_a_template_that_opens_the_thought_is_read_from_inside():
      'changes what stands before'),
     ("{% for m in messages[:2] %}{{ m.content }}<|im_end|>{% endfor %}"
      '{% if add_generation_prompt %}<|im_start|>{% endif %}', 'no results'),
+    ("{% for m in messages[:3] %}{{ m.content }}<|im_end|>{{ 'tool' * 0 }}{% endfor %}"
+     '{% if add_generation_prompt %}<|im_start|>{% endif %}', 'no results'),
     ("{{ raise_exception('never') }}", 'never'),
   ],
 )  # fmt: skip
@@ -333,7 +368,7 @@ def test_a_template_that_does_not_say_what_is_needed_is_refused(source, said):
     templated.Templated(tok, template.Template(source), syntax.HERMES)
 
 
-@pytest.mark.parametrize('family', ['smol', 'qwen', 'kimi', 'deepseek'])
+@pytest.mark.parametrize('family', ['smol', 'qwen', 'kimi', 'deepseek', 'bare'])
 def test_a_scripted_agent_solves_a_task_in_the_format(family):
   fmt = chat_templates.fmt(family)
   agent = scripted.Scripted(fmt, random.Random(0), scenes.CAREFUL)

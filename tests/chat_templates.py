@@ -142,6 +142,11 @@ DEEPSEEK = """\
 {%- if add_generation_prompt and not ns.tool %}{{- '<｜Assistant｜>' }}{%- endif %}
 """
 
+# Every result stands alone, and nothing follows the last.
+BARE = DEEPSEEK.replace("'<｜tool▁outputs▁begin｜>'", "''").replace(
+  "'<｜tool▁outputs▁end｜>'", "''"
+)
+
 KIMI = """\
 {%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' + tools | tojson }}
 {{- '<|im_end|>' }}{%- endif %}
@@ -189,9 +194,10 @@ ADDED = {
     '<|tool_call_begin|>', '<|tool_call_argument_begin|>', '<|tool_call_end|>',
   ),
 }  # fmt: skip
+ADDED['bare'] = ADDED['deepseek']
 SOURCES = {
   'qwen': QWEN, 'strips': STRIPS, 'smol': SMOL, 'llama': LLAMA, 'deepseek': DEEPSEEK,
-  'kimi': KIMI,
+  'kimi': KIMI, 'bare': BARE,
 }  # fmt: skip
 PRE = {'qwen': 'qwen2', 'strips': 'qwen2', 'smol': 'smollm'}
 

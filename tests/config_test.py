@@ -206,7 +206,8 @@ OTHER = {
   'relay.cluster': 'west', 'relay.nodes': 'a:1,b:2', 'relay.host': '0.0.0.0',
   'agent.thoughts': 'strip', 'model.attention': 'mla',
   'model.attention_kernel': 'cudnn', 'model.dtype': 'bfloat16',
-  'model.rope.scaling': 'linear', 'model.moe.experts': 4, 'model.moe.exchange': 'blocks',
+  'model.rope.scaling': 'linear', 'model.moe.experts': 4,
+  'model.moe.exchange': 'blocks',
   'model.moe.quantise': 'weights', 'model.moe.router': 'sigmoid',
   'agent.max_context': config.Agent().max_context - 1,
 }  # fmt: skip

@@ -108,7 +108,12 @@ def _per_device(tree: Any) -> float:
 def _batch(cfg: config.Config, M: int, on: Any) -> Any:
   """An abstract batch, rows over the axes of the batch, positions over `context`."""
   empty = batching.fill(
-    [], micro=1, cfg=cfg.batch, K=cfg.sampler.top_k, denominator=1.0
+    [],
+    micro=1,
+    cfg=cfg.batch,
+    K=cfg.sampler.top_k,
+    denominator=1.0,
+    routes=cfg.model.routes,
   )
   place = jax.sharding.NamedSharding(on, jax.P(None, sharding.BATCH, 'context'))
   whole = jax.sharding.NamedSharding(on, jax.P())

@@ -32,14 +32,14 @@ def get_config() -> ml_collections.ConfigDict:
   cfg.agent.max_turns = 10
   cfg.agent.episode_seconds = 900.0
   cfg.imitation.episodes = 400
-  cfg.imitation.steps, cfg.imitation.rows = 60, 2
+  cfg.imitation.steps, cfg.imitation.rows = 60, 1
   cfg.imitation.lr = 1e-3
-  cfg.sampler.processes, cfg.sampler.slots = 1, 8
+  cfg.sampler.processes, cfg.sampler.slots = 1, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64
   cfg.sampler.decode_steps = 8
   cfg.sampler.top_k = 64
-  cfg.rollout.group_size = 4
+  cfg.rollout.group_size = 8  # at first few episodes succeed
   cfg.rollout.eval_samples = 1
-  cfg.batch.groups, cfg.batch.micro_rows = 4, 1
+  cfg.batch.groups, cfg.batch.micro_rows = 2, 1
   cfg.optim.lr = 1e-4
   return cfg

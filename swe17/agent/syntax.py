@@ -44,6 +44,7 @@ class Syntax:
     name: of the way.
     parse: a turn's text -> its calls, thought and rest. Never raises.
     write: (tool, arguments, index in the turn) -> the text of one call.
+    example: a call, for templates that do not tell the model how to write one.
     call_id: (tool, index in the turn) -> what a result is tied to, where the model gave
       its call no id.
   """
@@ -51,6 +52,7 @@ class Syntax:
   name: str
   parse: Callable[[str], tools.Parsed]
   write: Callable[[str, Mapping[str, Any], int], str]
+  example: str
   call_id: Callable[[str, int], str] = lambda name, i: f'call_{i}'
 
 
@@ -180,14 +182,30 @@ def _kimi_id(name: str, i: int) -> str:
   return f'functions.{name}:{i}'
 
 
-HERMES = Syntax('hermes', tools.parse, _write_hermes)
-LLAMA = Syntax('llama', _parse_llama, _write_llama)
+HERMES = Syntax(
+  'hermes',
+  tools.parse,
+  _write_hermes,
+  f'{tokenizer.CALL}\n{{"name": <name>, "arguments": <object>}}\n{tokenizer.CALL_END}',
+)
+LLAMA = Syntax(
+  'llama', _parse_llama, _write_llama, '{"name": <name>, "parameters": <object>}'
+)
+_EXAMPLE = ('<name>', {}, 0)
 _DEEPSEEK_TAGS = tools.Tags(_DEEPSEEK_CALL, _DEEPSEEK_END, _read_deepseek)
-DEEPSEEK = Syntax('deepseek', _tagged(_DEEPSEEK_TAGS, _DEEPSEEK), _write_deepseek)
-DEEPSEEK_V31 = dataclasses.replace(DEEPSEEK, write=_write_deepseek_v31)
+DEEPSEEK = Syntax(
+  'deepseek',
+  _tagged(_DEEPSEEK_TAGS, _DEEPSEEK),
+  _write_deepseek,
+  _write_deepseek(*_EXAMPLE),
+)
+DEEPSEEK_V31 = dataclasses.replace(
+  DEEPSEEK, write=_write_deepseek_v31, example=_write_deepseek_v31(*_EXAMPLE)
+)
 KIMI = Syntax(
   'kimi',
   _tagged(tools.Tags(_KIMI_CALL, _KIMI_END, _read_kimi, ids=True), _KIMI),
   _write_kimi,
+  _write_kimi(*_EXAMPLE),
   _kimi_id,
 )

@@ -9,6 +9,7 @@ https://huggingface.co/docs/transformers/chat_templating_writing
 from collections.abc import Mapping, Sequence
 import datetime
 import json
+import re
 from typing import Any, NoReturn
 
 import jinja2
@@ -41,6 +42,7 @@ class Template:
 
   Attributes:
     takes_tools: it describes tools by itself.
+    takes_results: it knows messages of the role `tool`.
   """
 
   def __init__(
@@ -68,6 +70,7 @@ class Template:
       self.takes_tools = 'tools' in meta.find_undeclared_variables(env.parse(source))
     except jinja2.TemplateError as e:
       raise ValueError(f'chat template: {e}') from e
+    self.takes_results = bool(re.search(r"""['"]tool['"]""", source))
     self._strings = False
     self._strings = self._wants_strings()
 

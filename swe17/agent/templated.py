@@ -29,8 +29,10 @@ _RESULT, _RESULT_END = '<tool_response>', '</tool_response>'
 # What is rendered to learn from it.
 _TEXT, _ANCHOR, _RESULTS = 'text', chr(0x10FFFD), ('first-result', 'second-result')
 _ANY = base.Tool('act', 'Do something.', {'at': 'str'}, writes=False)
-# A turn of calls, as templates take it: (its messages, content). Tried in this order.
-_SHAPES = (('calls', None), ('calls', ''), ('one', None), ('one', ''), ('user', ''))
+# A turn of calls, as templates take it: (its messages, content). Tried in this order;
+# with content a template may leave the calls out.
+_SHAPES = (('calls', None), ('calls', _ANCHOR), ('one', None), ('one', _ANCHOR))
+_SHAPES += (('user', _ANCHOR),)
 
 # (tool, id of its call) of each; found again in what stands around their results.
 _ACTS = (('first-tool', 'first-call'), ('second-tool', 'second-call'))
@@ -54,12 +56,14 @@ class Templated:
     self._system = _takes_system(chat)
     self._opened, self._stop = _frame(chat, tok)
     self.stop_ids = (tok.markup[self._stop],)
-    # The template may open the thought itself.
+    # The template may open the thought itself, of every turn or of the first only.
     self._thinks = self._opened.rstrip().endswith(tokenizer.THINK)
     self.strips = not self._thinks
     self._shapes = [shape for shape in _SHAPES if self._works(shape)]
     if not self._shapes:
       raise ValueError('chat template: it renders no results of tool calls')
+    after = self._between(self._shapes[0], _ANCHOR, _ACTS[:1], _RESULTS[:1])
+    self._always = self._thinks and after.endswith(self._opened)
     self.rewrites = self._rewrites(self._shapes[0])
 
   def prompt(self, text: str, tools: Sequence[base.Tool]) -> list[int]:
@@ -100,7 +104,13 @@ class Templated:
     return self.read(self._tok.decode(turn[:-1] if ended else turn))
 
   def read(self, text: str) -> tools.Parsed:
-    return self._way.parse(tokenizer.THINK + text if self._thinks else text)
+    return self._way.parse(tokenizer.THINK + text if self._inside(text) else text)
+
+  def _inside(self, text: str) -> bool:
+    """Whether a turn begins inside a thought that its prompt opened."""
+    if not self._thinks or text.lstrip().startswith(tokenizer.THINK):
+      return False
+    return self._always or tokenizer.THINK_END in text
 
   def thinking(self, turn: Sequence[int]) -> int:
     """Tokens that end inside the thought: its tags may be no tokens of their own."""
@@ -129,7 +139,7 @@ class Templated:
     whole = ends[-2] if ended and len(ends) > 1 else len(data)
     begin, end = tokenizer.THINK.encode(), tokenizer.THINK_END.encode()
     start = 0
-    if not self._thinks:
+    if not self._inside(data.decode('utf-8', 'replace')):
       start = data.find(begin) + len(begin)
       if not data.lstrip().startswith(begin):
         return 0, 0, 0, ends
@@ -148,9 +158,12 @@ class Templated:
     """What stands before a turn is split into results where the template shows how."""
     ids, opened = list(ids), self._tok.encode_markup(self._opened)
     found: list[tuple[str, str]] = []
-    at = 0
+    at, again = 0, list[int]()
     while at < len(ids):
       start = _find(ids, opened, at)
+      # Where nothing opens a turn, what ends a result may be followed by another.
+      while again and ids[start + len(opened) :][: len(again)] == again:
+        start = _find(ids, opened, start + len(opened))
       given = self._tok.decode(ids[at:start])
       found += self._split(given) if found else [('user', given)]
       begin = start + len(opened)
@@ -159,7 +172,7 @@ class Templated:
       turn = range(begin, len(ids))
       end = next((i for i in turn if ids[i] in self.stop_ids), len(ids))
       found.append(('assistant', self._tok.decode(ids[begin:end])))
-      at, opened = end + 1, self._frames[2]
+      at, (_, _, opened, again) = end + 1, self._frames
     return found
 
   def call(self, name: str, **arguments: int | str) -> list[int]:
@@ -183,8 +196,8 @@ class Templated:
     if self._chat.takes_tools:
       return [_message('user', text)], tools
     if not self._system:
-      return [_message('user', f'{describe(tools)}\n\n{text}')], ()
-    return [_message('system', describe(tools)), _message('user', text)], ()
+      return [_message('user', f'{describe(tools, self._way)}\n\n{text}')], ()
+    return [_message('system', describe(tools, self._way)), _message('user', text)], ()
 
   def _between(
     self, shape: _Shape, anchor: str, named: _Named, texts: Sequence[str]
@@ -205,14 +218,21 @@ class Templated:
     return whole[start:]
 
   def _works(self, shape: _Shape) -> bool:
-    """Whether the template renders the result of a turn of this shape, once."""
-    if shape[0] != 'user' and not self._chat.takes_tools:
+    """Whether the template renders the results of a turn of this shape, in order.
+
+    It may refuse two in one turn (another shape is tried then), not lose one.
+    """
+    if shape[0] != 'user' and not self._chat.takes_results:
       return False
-    try:
-      between = self._between(shape, _ANCHOR, _ACTS[:1], _RESULTS[:1])
-    except ValueError:
-      return False
-    return between.count(_RESULTS[0]) == 1
+    for n in (1, 2):
+      try:
+        between = self._between(shape, _ANCHOR, _ACTS[:n], _RESULTS[:n])
+      except ValueError:
+        return n == 2
+      found = [between.find(text) for text in _RESULTS[:n]]
+      if -1 in found or found != sorted(found):
+        return False
+    return True
 
   def _rewrites(self, shape: _Shape) -> str:
     """What the template does to earlier turns when it renders a later one."""
@@ -231,8 +251,10 @@ class Templated:
     return '' if '\nthought\n' in later else 'it drops the thoughts of earlier turns'
 
   @functools.cached_property
-  def _frames(self) -> tuple[re.Pattern[str], re.Pattern[str], list[int]]:
-    """What stands before and between results, and the ids after the last."""
+  def _frames(self) -> tuple[re.Pattern[str], re.Pattern[str], list[int], list[int]]:
+    """What stands before and between results, the ids after the last, and those that
+    follow the same ids after any other."""
+    encode = self._tok.encode_markup
     for shape in self._shapes:
       try:
         text = self._between(shape, _ANCHOR, _ACTS, _RESULTS)
@@ -240,30 +262,29 @@ class Templated:
         continue
       before, _, rest = text.removeprefix(self._stop).partition(_RESULTS[0])
       middle, _, after = rest.partition(_RESULTS[1])
-      return _pattern(before), _pattern(middle), self._tok.encode_markup(after)
+      more = middle.removeprefix(after) if middle.startswith(after) else ''
+      return _pattern(before), _pattern(middle), encode(after), encode(more)
     # One result a turn is all that this template takes.
     text = self._between(self._shapes[0], _ANCHOR, _ACTS[:1], _RESULTS[:1])
     before, _, after = text.removeprefix(self._stop).partition(_RESULTS[0])
-    return _pattern(before), re.compile('(?!)'), self._tok.encode_markup(after)
+    return _pattern(before), re.compile('(?!)'), encode(after), []
 
   def _split(self, text: str) -> list[tuple[str, str]]:
-    before, middle, _ = self._frames
+    before, middle, _, _ = self._frames
     head = before.match(text)
     if not head:
       return [('tool', text)]
     return [('tool', part) for part in middle.split(text[head.end() :])]
 
 
-def describe(tools: Sequence[base.Tool]) -> str:
-  """Tools as Hermes models are told of them, for templates that do not know tools."""
+def describe(tools: Sequence[base.Tool], way: syntax.Syntax) -> str:
+  """Tools and how to call them, for templates that do not tell."""
   functions = [template.schema(tool)['function'] for tool in tools]
   listed = '\n'.join(json.dumps(each, ensure_ascii=False) for each in functions)
   return (
     'You have these functions:\n'
     f'<tools>\n{listed}\n</tools>\n'
-    'Call one by writing its name and arguments as JSON:\n'
-    f'{tokenizer.CALL}\n{{"name": <name>, "arguments": <object>}}\n'
-    f'{tokenizer.CALL_END}'
+    f'Call one by writing its name and arguments as JSON:\n{way.example}'
   )
 
 
@@ -291,7 +312,8 @@ def _turn(
     _message('tool', text, name=name, tool_call_id=call_id)
     for (name, call_id), text in zip(named, texts, strict=True)
   ]
-  return [_message('assistant', content, tool_calls=calls), *results]
+  said = None if content is None else anchor
+  return [_message('assistant', said, tool_calls=calls), *results]
 
 
 def _takes_system(chat: template.Template) -> bool:

@@ -268,8 +268,8 @@ def fill(
       kept[r, to] = kept_sets.padded(segment.kept, max(K, 1))[1:]
       if replayed is not None and segment.routes_RNK is not None:
         # Row i is of input i; the last token is no input, and the tail was never fed.
-        rows = segment.routes_RNK[:n]
-        replayed[r, at : at + len(rows)] = rows
+        fed = segment.routes_RNK[:n]
+        replayed[r, at : at + len(fed)] = fed
       at += n
   fields: dict[str, Any] = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
   for name in _MEASURED:

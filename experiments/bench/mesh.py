@@ -12,7 +12,7 @@ so is its sign. What rounding alone does is shown too: one device, its attention
 otherwise.
 
 Hardware: 2 cores; 6 minutes. Expect `"bitwise": true` and a max_grad_diff of 1.1e-6:
-the meshes that split heads and feed-forward (tensor) are the furthest, up to 1.5e-6 of
+meshes that split heads and feed-forward (tensor) are the furthest off, up to 1.5e-6 of
 a leaf's own largest; all others stay within 1.04e-6. The last line is JSON:
 
   {"max_grad_diff": .., "bitwise": ..}

@@ -114,8 +114,13 @@ def state(on: Devices, params: p.Params, tx: optax.GradientTransformation) -> st
     return st.init(params, tx)
   tree: p.Tree = params
   with scope(on):
-    opt = jax.jit(tx.init, out_shardings=_like(on, jax.eval_shape(tx.init, tree)))(tree)
-  step = jax.device_put(jnp.zeros((), jnp.int32), _everywhere(on))
+    where = _like(on, jax.eval_shape(tx.init, tree)), _everywhere(on)
+    # The count too is made by a program: with one device a process, `device_put` to all
+    # gives an array that cannot be saved.
+    first = jax.jit(
+      lambda tree: (tx.init(tree), jnp.zeros((), jnp.int32)), out_shardings=where
+    )
+    opt, step = first(tree)
   return st.State(params=params, opt=opt, step=step)
 
 

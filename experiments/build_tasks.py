@@ -14,17 +14,27 @@ import pathlib
 
 from absl import app, flags
 
+from experiments import program
 from swe17 import config
 from swe17.env import build, grader, repair
 
-_FAMILY = flags.DEFINE_enum('family', repair.FAMILY, [repair.FAMILY], 'task family')
-_OUT = flags.DEFINE_string('out', str(repair.TABLE), 'table file to write')
-_SEED = flags.DEFINE_integer('seed', 0, 'seeds cases, choice of faults and split')
-_PER_FUNCTION = flags.DEFINE_integer(
-  'per_function', 4, 'tasks of one function, at most'
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_FAMILY = flags.DEFINE_enum(
+  'family', repair.FAMILY, [repair.FAMILY], 'task family', flag_values=FLAGS
 )
-_HELDOUT = flags.DEFINE_float('heldout', 0.3, 'share of functions held out')
-_WORKERS = flags.DEFINE_integer('workers', 2, 'graders')
+_OUT = flags.DEFINE_string(
+  'out', str(repair.TABLE), 'table file to write', flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'seeds cases, choice of faults and split', flag_values=FLAGS
+)
+_PER_FUNCTION = flags.DEFINE_integer(
+  'per_function', 4, 'tasks of one function, at most', flag_values=FLAGS
+)
+_HELDOUT = flags.DEFINE_float(
+  'heldout', 0.3, 'share of functions held out', flag_values=FLAGS
+)
+_WORKERS = flags.DEFINE_integer('workers', 2, 'graders', flag_values=FLAGS)
 
 
 async def _build() -> tuple[list[repair.Row], build.Report]:
@@ -62,4 +72,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

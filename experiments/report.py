@@ -8,9 +8,13 @@ import sys
 
 from absl import app, flags
 
+from experiments import program
 from swe17.metrics import report
 
-_RUN_DIR = flags.DEFINE_string('run_dir', None, 'folder of the run', required=True)
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_RUN_DIR = flags.DEFINE_string(
+  'run_dir', None, 'folder of the run', required=True, flag_values=FLAGS
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,4 +28,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from experiments import program
 from experiments.bench import regions, regions_report
 from launch import emulator
 from swe17 import config, types
@@ -134,7 +135,7 @@ def test_the_figure_is_drawn_from_rows_with_gaps():
 
 
 def test_both_runs_put_the_same_load_on_the_machine(tmp_path):
-  regions.flags.FLAGS(['regions'])
+  program.parse(['regions'], regions.FLAGS)
   cfgs = [
     regions.prepare(tmp_path / str(R), f'file://{tmp_path}/s{R}', R) for R in (1, 3)
   ]
@@ -165,7 +166,7 @@ def test_samplers_and_rollouts_take_the_line_of_their_region(monkeypatch, tmp_pa
 
   monkeypatch.setattr(regions.link, 'Link', Line)
   monkeypatch.setattr(regions.local, 'run', run)
-  regions.flags.FLAGS(['regions'])
+  program.parse(['regions'], regions.FLAGS)
   server = emulator.Server('gs', 'http://127.0.0.1:9', emulator.gcs_env('direct'), None)
   with pytest.raises(RuntimeError, match='exit code 1'):
     regions.run_regions(config.Config(run_dir=str(tmp_path)), server)

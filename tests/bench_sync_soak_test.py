@@ -8,10 +8,10 @@ import subprocess
 import sys
 import types
 
-from absl import flags
 import numpy as np
 import pytest
 
+from experiments import program
 from experiments.bench import sync_soak
 from experiments.bench import sync_soak_parts as parts
 from swe17.store import kv
@@ -36,8 +36,7 @@ def test_a_short_soak_serves_no_wrong_byte_through_hundreds_of_faults():
 
 @pytest.fixture
 def soak() -> types.SimpleNamespace:
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['sync_soak', '--versions=40'])
+  program.parse(['sync_soak', '--versions=40'], sync_soak.FLAGS)
   rows = [{'objects': 10.0, 'bytes': 1e6, 'rss': 80.0} for _ in range(40)]
   return types.SimpleNamespace(
     record={v: f'sha{v}' for v in range(500)},

@@ -23,19 +23,25 @@ import sys
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import program
 from swe17.ops import head, logprob
 
-_VOCAB = flags.DEFINE_list('vocab', ['49152', '151936'], 'vocabularies')
-_TOKENS = flags.DEFINE_integer('tokens', 1024, 'tokens, in one row')
-_WIDTH = flags.DEFINE_integer('width', 576, 'D')
-_KEPT = flags.DEFINE_integer('kept', 64, 'K')
-_REPEAT = flags.DEFINE_integer('repeat', 5, 'runs of each')
-_SHARE = flags.DEFINE_integer('mass_share', 32, 'kept mass on 1 token in so many')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_VOCAB = flags.DEFINE_list(
+  'vocab', ['49152', '151936'], 'vocabularies', flag_values=FLAGS
+)
+_TOKENS = flags.DEFINE_integer('tokens', 1024, 'tokens, in one row', flag_values=FLAGS)
+_WIDTH = flags.DEFINE_integer('width', 576, 'D', flag_values=FLAGS)
+_KEPT = flags.DEFINE_integer('kept', 64, 'K', flag_values=FLAGS)
+_REPEAT = flags.DEFINE_integer('repeat', 5, 'runs of each', flag_values=FLAGS)
+_SHARE = flags.DEFINE_integer(
+  'mass_share', 32, 'kept mass on 1 token in so many', flag_values=FLAGS
+)
 _SINGLES = 0.47
 
 
@@ -103,9 +109,9 @@ def compare(V: int) -> dict[str, float]:
   seconds: dict[str, list[float]] = {name: [] for name in programs}
   grads = {}
   for i in range(_REPEAT.value + 1):
-    for name, program in programs.items():
+    for name, run in programs.items():
       began = time.perf_counter()
-      out = jax.block_until_ready(program(x['hidden_BTD'], x['embed_VD'], x))
+      out = jax.block_until_ready(run(x['hidden_BTD'], x['embed_VD'], x))
       if i:  # the first run warms up, and is compared
         seconds[name].append(time.perf_counter() - began)
       else:
@@ -149,4 +155,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

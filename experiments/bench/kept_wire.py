@@ -25,18 +25,26 @@ import pathlib
 import sysconfig
 import time
 
-from absl import app, flags
+from absl import flags
 import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from experiments import program
 from swe17 import kept as kept_sets
 from swe17 import types, wire_kept
 
-_TOKENS = flags.DEFINE_integer('tokens', 1_000_000, 'tokens with a set')
-_REPEAT = flags.DEFINE_integer('repeat', 3, 'timings, of which the best counts')
-_SEED = flags.DEFINE_integer('seed', 0, 'of sizes and ids')
-_CORPUS = flags.DEFINE_integer('corpus_mb', 4, 'source text of the bpe row; 0: no row')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_TOKENS = flags.DEFINE_integer(
+  'tokens', 1_000_000, 'tokens with a set', flag_values=FLAGS
+)
+_REPEAT = flags.DEFINE_integer(
+  'repeat', 3, 'timings, of which the best counts', flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'of sizes and ids', flag_values=FLAGS)
+_CORPUS = flags.DEFINE_integer(
+  'corpus_mb', 4, 'source text of the bpe row; 0: no row', flag_values=FLAGS
+)
 
 _V, _BPE_V, _TOP_K = 151_936, 32_768, 512
 
@@ -159,4 +167,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

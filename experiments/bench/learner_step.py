@@ -26,16 +26,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import program
 from swe17 import config, types
 from swe17.learner import batching, optimizer, update
 from swe17.learner import state as st
 from swe17.model import params as p
 
-_ROWS = flags.DEFINE_integer('rows', 4, 'rows of a micro-batch', lower_bound=1)
-_LENGTH = flags.DEFINE_integer('row_length', 1024, 'tokens of a row', lower_bound=8)
-_MICRO = flags.DEFINE_integer('micro', 4, 'micro-batches a step', lower_bound=1)
-_REPEATS = flags.DEFINE_integer('repeats', 1, 'steps timed', lower_bound=1)
-_REMAT = flags.DEFINE_bool('remat', False, 'recompute layers in the backward pass')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_ROWS = flags.DEFINE_integer(
+  'rows', 4, 'rows of a micro-batch', lower_bound=1, flag_values=FLAGS
+)
+_LENGTH = flags.DEFINE_integer(
+  'row_length', 1024, 'tokens of a row', lower_bound=8, flag_values=FLAGS
+)
+_MICRO = flags.DEFINE_integer(
+  'micro', 4, 'micro-batches a step', lower_bound=1, flag_values=FLAGS
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 1, 'steps timed', lower_bound=1, flag_values=FLAGS
+)
+_REMAT = flags.DEFINE_bool(
+  'remat', False, 'recompute layers in the backward pass', flag_values=FLAGS
+)
 
 VOCABULARY, K, SINGLETONS, SAMPLED, SQUARE = 49_152, 64, 0.47, 0.5, 2048
 
@@ -184,4 +196,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

@@ -19,17 +19,23 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
+from experiments import program
 from swe17 import config
 from swe17.learner import batching, mesh, optimizer, update
 from swe17.learner import state as st
 from swe17.model import params as p
 from swe17.sync import apply
 
-_OUT = flags.DEFINE_string('out', None, 'folder of the results')
-_CASES = flags.DEFINE_list('cases', [], 'which; empty: all')
-_PROCESSES = flags.DEFINE_integer('processes', 1, 'of jax.distributed')
-_INDEX = flags.DEFINE_integer('index', 0, 'this process')
-_ADDRESS = flags.DEFINE_string('address', '', 'host:port of process 0')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_OUT = flags.DEFINE_string('out', None, 'folder of the results', flag_values=FLAGS)
+_CASES = flags.DEFINE_list('cases', [], 'which; empty: all', flag_values=FLAGS)
+_PROCESSES = flags.DEFINE_integer(
+  'processes', 1, 'of jax.distributed', flag_values=FLAGS
+)
+_INDEX = flags.DEFINE_integer('index', 0, 'this process', flag_values=FLAGS)
+_ADDRESS = flags.DEFINE_string(
+  'address', '', 'host:port of process 0', flag_values=FLAGS
+)
 
 VOCAB = 512
 _BATCH = config.Batch(row_length=128, micro_rows=8)
@@ -209,5 +215,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  flags.mark_flag_as_required('out')
-  app.run(main)
+  flags.mark_flag_as_required('out', flag_values=FLAGS)
+  program.run(main, FLAGS)

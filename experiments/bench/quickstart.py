@@ -16,15 +16,21 @@ import subprocess
 import sys
 import time
 
-from absl import app, flags
+from absl import flags
 
+from experiments import program
 from swe17.metrics import statistics
 
-_SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'seeds, one run each')
-_CONFIG = flags.DEFINE_string(
-  'config', 'experiments/configs/quickstart.py', 'what to run'
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_SEEDS = flags.DEFINE_list(
+  'seeds', ['0', '1', '2'], 'seeds, one run each', flag_values=FLAGS
 )
-_DIR = flags.DEFINE_string('dir', '', 'folder of the runs; empty: runs/bench-<time>')
+_CONFIG = flags.DEFINE_string(
+  'config', 'experiments/configs/quickstart.py', 'what to run', flag_values=FLAGS
+)
+_DIR = flags.DEFINE_string(
+  'dir', '', 'folder of the runs; empty: runs/bench-<time>', flag_values=FLAGS
+)
 
 
 def one(seed: int, folder: pathlib.Path, more: Sequence[str]) -> dict[str, float]:
@@ -61,4 +67,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

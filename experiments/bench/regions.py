@@ -31,22 +31,35 @@ import time
 from typing import Any
 import urllib.parse
 
-from absl import app, flags
+from absl import flags
 
-from experiments import options
+from experiments import options, program
 from experiments.bench import link, regions_report
 from launch import emulator, folder, local, process
 from swe17 import config, settings
 from swe17.metrics import records
 from swe17.store import kv
 
-_DIR = flags.DEFINE_string('dir', '', 'folder; empty: runs/regions-<time>')
-_STEPS = flags.DEFINE_integer('steps', 24, 'optimiser steps of each run')
-_SEED = flags.DEFINE_integer('seed', 0, 'seeds both runs')
-_CUT_SECONDS = flags.DEFINE_float('cut_seconds', 60.0, 'how long a region is cut off')
-_CUT_STEP = flags.DEFINE_integer('cut_step', 0, 'when; 0: a third of the steps')
-_QUICK = flags.DEFINE_bool('quick', False, 'a short warm start and small batches')
-_ONLY_REGIONS = flags.DEFINE_bool('only_regions', False, 'leave out the single region')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_DIR = flags.DEFINE_string(
+  'dir', '', 'folder; empty: runs/regions-<time>', flag_values=FLAGS
+)
+_STEPS = flags.DEFINE_integer(
+  'steps', 24, 'optimiser steps of each run', flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'seeds both runs', flag_values=FLAGS)
+_CUT_SECONDS = flags.DEFINE_float(
+  'cut_seconds', 60.0, 'how long a region is cut off', flag_values=FLAGS
+)
+_CUT_STEP = flags.DEFINE_integer(
+  'cut_step', 0, 'when; 0: a third of the steps', flag_values=FLAGS
+)
+_QUICK = flags.DEFINE_bool(
+  'quick', False, 'a short warm start and small batches', flag_values=FLAGS
+)
+_ONLY_REGIONS = flags.DEFINE_bool(
+  'only_regions', False, 'leave out the single region', flag_values=FLAGS
+)
 
 # (seconds of a round trip, bytes a second each way)
 LINES = ((0.020, 1000e6 / 8), (0.150, 100e6 / 8), (0.250, 50e6 / 8))
@@ -257,4 +270,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

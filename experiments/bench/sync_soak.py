@@ -35,22 +35,32 @@ import sys
 import tempfile
 import time
 
-from absl import app, flags
+from absl import flags
 import numpy as np
 
+from experiments import program
 from experiments.bench import sync_soak_parts as parts
 from swe17.store import kv
 from swe17.sync import manifest, publisher
 
-_VERSIONS = flags.DEFINE_integer('versions', 500, 'weight versions published', 40)
-_SEED = flags.DEFINE_integer('seed', 0, 'of weights, faults, naps and kills')
-_EVERY = flags.DEFINE_integer('every', 3, 'one of so many operations fails', 2)
-_PAUSE = flags.DEFINE_float('pause', 0.05, 'seconds between two versions')
+FLAGS = flags.FlagValues()  # joined to the command line by program.run
+_VERSIONS = flags.DEFINE_integer(
+  'versions', 500, 'weight versions published', 40, flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'of weights, faults, naps and kills', flag_values=FLAGS
+)
+_EVERY = flags.DEFINE_integer(
+  'every', 3, 'one of so many operations fails', 2, flag_values=FLAGS
+)
+_PAUSE = flags.DEFINE_float(
+  'pause', 0.05, 'seconds between two versions', flag_values=FLAGS
+)
 _ROLE = flags.DEFINE_string(
-  'role', 'all', 'all, or what it starts: steady|napping|late'
+  'role', 'all', 'all, or what it starts: steady|napping|late', flag_values=FLAGS
 )
 _FOLDER = flags.DEFINE_string(
-  'folder', '', 'where the processes meet; empty: temporary'
+  'folder', '', 'where the processes meet; empty: temporary', flag_values=FLAGS
 )
 
 _LIMIT = 120.0  # seconds that followers may take to end on the last version
@@ -292,4 +302,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  program.run(main, FLAGS)

@@ -6,6 +6,7 @@ do. So each defines its flags in a set of its own.
 """
 
 from collections.abc import Callable, Sequence
+import sys
 
 from absl import app, flags
 
@@ -15,6 +16,9 @@ Main = Callable[[list[str]], object]
 def run(main: Main, own: flags.FlagValues) -> None:
   """Parses the command line with the flags of `own` beside absl's; calls `main`."""
   flags.FLAGS.append_flag_values(own)
+  for name in own:
+    # For --help, which lists the flags of the program by where they were defined.
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], own[name])
 
   def parsed(argv: list[str]) -> object:
     own.mark_as_parsed()

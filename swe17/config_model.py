@@ -33,7 +33,9 @@ class Rope:
     _at_least(self, at, 0, 'original')
     if self.scaling in ('llama3', 'yarn'):
       _want(self.original > 0, f'{at}original', self.original, 'above 0')
-      _want(self.low <= self.high, f'{at}low', self.low, f'at most high={self.high}')
+      # llama3 blends over low .. high; a ramp of yarn may have no width (Kimi-K2).
+      apart = self.low < self.high or (self.scaling == 'yarn' and self.low == self.high)
+      _want(apart, f'{at}low', self.low, f'below high={self.high}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Moe:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  source: str = _f('', "a model's folder (Hugging Face) or .gguf file; empty: from nil")
+  source: str = _f('', 'folder, .gguf file or pip:package of a model; empty: none')
   layers: int = _f(2, 'N')
   width: int = _f(192, 'D')
   ffn: int = _f(384, 'F of a dense layer')

@@ -116,3 +116,13 @@ def test_gradients_equal_finite_differences():
 
   args = (normal(2, 4), normal(4), normal(4, 3), normal(3, 4))
   test_util.check_grads(fn, jax.tree.map(jnp.asarray, args), 1, ['rev'], 2e-2, 2e-2)
+
+
+@pytest.mark.parametrize('scaling', ['llama3', 'yarn'])
+def test_a_blend_of_no_width_is_yarn_s_alone(scaling):
+  made = {'scaling': scaling, 'factor': 4.0, 'original': 64, 'low': 1.0, 'high': 1.0}
+  if scaling == 'llama3':  # it would divide by zero
+    with pytest.raises(ValueError, match=r'model\.rope\.low'):
+      config_model.Rope(**made)
+  else:
+    assert np.isfinite(rope.frequencies(config_model.Rope(**made), 16)).all()

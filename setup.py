@@ -7,7 +7,6 @@ RUN = [
   'flax>=0.12',  # flax.struct: dataclasses as pytrees, nothing else of it
   'optax>=0.2.8',  # Muon with explicit dimension numbers, AdamW, partition
   'orbax-checkpoint>=0.12',  # sharded checkpoints, written while training goes on
-  'chex>=0.1.91',  # rank and trace assertions
   'tensorstore>=0.1.80',  # one key-value interface to file://, gs:// and s3://
   'zstandard>=0.25',  # weight deltas and records
   'xxhash>=3.5',  # hashes of weights at memory speed

@@ -15,7 +15,6 @@ the gradient, the optimiser. The last line is JSON:
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 import json
 import statistics
@@ -147,8 +146,7 @@ def main(argv: Sequence[str]) -> None:
   need = flops(cfg, M, B, T, float(size[size > 1].mean()))
 
   loss_fn = functools.partial(update.policy_loss_fn, model=cfg, cfg=loss)
-  arrays = {k: v for k, v in vars(data).items() if k not in ('micro', 'denominator')}
-  first = dataclasses.replace(data, **{k: v[0] for k, v in arrays.items()})
+  first = jax.tree.map(lambda x: x[0] if x.ndim else x, data)
   forward = jax.jit(lambda w, b: loss_fn(w, b)[0])
   gradient = jax.jit(lambda w, b: jax.grad(loss_fn, has_aux=True)(w, b)[0])
   step = jax.jit(

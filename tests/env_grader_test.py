@@ -332,7 +332,7 @@ async def test_hog_is_bounded_and_the_next_check_is_fine(isolated, name):
 async def test_hog_is_bounded_without_namespaces(name):
   # Filling the memory takes CPU time too, and several times as much on a busy machine:
   # here it is the memory's limit that must end it.
-  fields = {'cpu_seconds': 2.0} if name == 'memory' else {}
+  fields = {'cpu_seconds': 2.0, 'wall_seconds': 10.0} if name == 'memory' else {}
   async with graders('process', **fields) as pool:
     await assert_bounded(pool, name)
 

@@ -230,56 +230,70 @@ def fill(
   # Nothing is asked by episode of scripted ones.
   names = [item.episode for item in items] if context_weight is None else []
   episodes = _numbered(names, M * B * st.EPISODES_A_ROW) or [0] * len(items)
-  a = {
-    'token': np.zeros((M * B, T), np.int32),
-    'position': np.zeros((M * B, T), np.int32),
-    'segment': np.zeros((M * B, T), np.int32),
-    'target': np.zeros((M * B, T), np.int32),
-    'mask': np.zeros((M * B, T), bool),
-    'mu_logp': np.zeros((M * B, T), np.float32),
-    'adv': np.zeros((M * B, T), np.float32),
-    'temperature': np.ones((M * B, T), np.float32),
-    'fresh': np.zeros((M * B, T), bool),
-    'turn': np.zeros((M * B, T), np.int32),
-    'episode': np.zeros((M * B, T), np.int32),
-  }
-  kept = np.full((M * B, T, max(K, 1)), -1, np.int32)
-  replayed = None if routes is None else np.full((M * B, T, *routes[:2]), -1, np.int16)
+  a = _blank(M * B, T, max(K, 1), routes)
   for r, row in enumerate(rows):
     at = turns = 0
     for j, i in enumerate(row):
       segment = items[i].segment
-      n = segment.token_T.size - 1
-      to = slice(at, at + n)
-      a['token'][r, to] = segment.token_T[:-1]
-      a['position'][r, to] = np.arange(n)
-      a['segment'][r, to] = j + 1
-      a['target'][r, to] = segment.token_T[1:]
-      mask = segment.mask_T[1:]
-      a['mask'][r, to] = mask
-      a['mu_logp'][r, to] = segment.mu_logp_T[1:]
-      a['fresh'][r, to] = bool((segment.version_T[segment.mask_T] == version).all())
-      other = 0.0 if context_weight is None else context_weight
-      turn_T = _turns(segment) + turns
-      a['turn'][r, to], turns = turn_T, int(turn_T.max(initial=turns))
-      a['episode'][r, to] = episodes[i]
-      a['adv'][r, to] = np.where(mask, items[i].adv_T(), other)
-      a['temperature'][r, to] = np.where(mask, segment.temperature_T[1:], 1.0)
-      kept[r, to] = kept_sets.padded(segment.kept, max(K, 1))[1:]
-      if replayed is not None and segment.routes_RNK is not None:
-        # Row i is of input i; the last token is no input, and the tail was never fed.
-        fed = segment.routes_RNK[:n]
-        replayed[r, at : at + len(fed)] = fed
-      at += n
-  fields: dict[str, Any] = {f'{k}_MBT': v.reshape(M, B, T) for k, v in a.items()}
+      to = slice(at, at + segment.token_T.size - 1)
+      put = {k: v[r, to] for k, v in a.items()}  # views: what is written lands in `a`
+      turns = _put(put, items[i], turns, version, context_weight)
+      put['segment_MBT'][:], put['episode_MBT'][:] = j + 1, episodes[i]
+      at = to.stop
+  fields: dict[str, Any] = {k: v.reshape(M, B, *v.shape[1:]) for k, v in a.items()}
   for name in _MEASURED:
     fields[f'{name}_MBT'] = np.zeros((M, B, T), np.float32)
-  if replayed is not None:
-    fields['routes_MBTNK'] = replayed.reshape(M, B, *replayed.shape[1:])
-  fields['kept_ids_MBTK'] = kept.reshape(M, B, T, -1)
   fields['micro'] = np.int32(-(-len(rows) // B))
   fields['denominator'] = np.float32(denominator)
   return st.Batch(**fields)
+
+
+def _blank(
+  R: int, T: int, K: int, routes: tuple[int, int, int] | None
+) -> dict[str, np.ndarray]:
+  """Padding, `R` rows of it: the fields of a batch before anything is put in."""
+  ids = ('token', 'position', 'segment', 'target', 'turn', 'episode')
+  a: dict[str, np.ndarray] = {}
+  a |= {f'{name}_MBT': np.zeros((R, T), np.int32) for name in ids}
+  a |= {f'{name}_MBT': np.zeros((R, T), bool) for name in ('mask', 'fresh')}
+  a |= {f'{name}_MBT': np.zeros((R, T), np.float32) for name in ('mu_logp', 'adv')}
+  a['temperature_MBT'] = np.ones((R, T), np.float32)
+  a['kept_ids_MBTK'] = np.full((R, T, K), -1, np.int32)
+  if routes is not None:
+    a['routes_MBTNK'] = np.full((R, T, *routes[:2]), -1, np.int16)
+  return a
+
+
+def _put(
+  put: dict[str, np.ndarray],
+  item: Item,
+  turns: int,
+  version: int,
+  context_weight: float | None,
+) -> int:
+  """Writes one segment to its places in a row, where `turns` stand before it.
+
+  Returns the number of turns with it.
+  """
+  segment, mask = item.segment, item.segment.mask_T[1:]
+  put['token_MBT'][:] = segment.token_T[:-1]
+  put['position_MBT'][:] = np.arange(mask.size)
+  put['target_MBT'][:] = segment.token_T[1:]
+  put['mask_MBT'][:] = mask
+  put['mu_logp_MBT'][:] = segment.mu_logp_T[1:]
+  put['fresh_MBT'][:] = bool((segment.version_T[segment.mask_T] == version).all())
+  other = 0.0 if context_weight is None else context_weight
+  put['adv_MBT'][:] = np.where(mask, item.adv_T(), other)
+  put['temperature_MBT'][:] = np.where(mask, segment.temperature_T[1:], 1.0)
+  kept = put['kept_ids_MBTK']
+  kept[:] = kept_sets.padded(segment.kept, kept.shape[-1])[1:]
+  if 'routes_MBTNK' in put and segment.routes_RNK is not None:
+    # Row i is of input i; the last token is no input, and the tail was never fed.
+    fed = segment.routes_RNK[: mask.size]
+    put['routes_MBTNK'][: len(fed)] = fed
+  turn_T = _turns(segment) + turns
+  put['turn_MBT'][:] = turn_T
+  return int(turn_T.max(initial=turns))
 
 
 def _numbered(names: Sequence[str], most: int) -> list[int]:

@@ -7,10 +7,12 @@ forward and backward pass, and nothing depends on transposition rules.
 
 from collections.abc import Callable
 import dataclasses
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+Plan = TypeVar('Plan')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,14 @@ class Shard:
   mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
   vocab: str  # axis that the rows of the unembedding are split over
   rows: tuple[str, ...] = ()  # axes that tokens are split over
+
+
+@dataclasses.dataclass(frozen=True)
+class Static(Generic[Plan]):
+  """What a head is told beside arrays: how its work is cut, and how it is split."""
+
+  plan: Plan
+  shard: Shard | None
 
 
 def spread(

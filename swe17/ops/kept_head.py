@@ -35,12 +35,6 @@ class Plan:
   pairs: int = 64  # (token, id) pairs summed at once in the backward pass
 
 
-@dataclasses.dataclass(frozen=True)
-class _Static:
-  plan: Plan
-  shard: hs.Shard | None
-
-
 def log_prob(
   h_XD: jax.Array,
   embed_VD: jax.Array,
@@ -79,7 +73,7 @@ def log_prob(
   active_X = mask_X & ~alone_X
   temperature_X = jnp.where(active_X, temperature_X, 1.0)
   logp_X, entropy_X = _kept(
-    _Static(plan, shard), h_XD, embed_VD, token_X, ids_XK, temperature_X, active_X
+    hs.Static(plan, shard), h_XD, embed_VD, token_X, ids_XK, temperature_X, active_X
   )
   return logp_X, jax.lax.stop_gradient(entropy_X)
 
@@ -111,7 +105,7 @@ def _coefficients(
 
 
 def _gather(
-  static: _Static,
+  static: hs.Static[Plan],
   slope: bool,
   h_XD: jax.Array,
   embed_VD: jax.Array,
@@ -172,7 +166,7 @@ def _finish(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _kept(
-  static: _Static,
+  static: hs.Static[Plan],
   h_XD: jax.Array,
   embed_VD: jax.Array,
   token_X: jax.Array,
@@ -188,7 +182,7 @@ def _kept(
 
 
 def _kept_fwd(
-  static: _Static,
+  static: hs.Static[Plan],
   h_XD: jax.Array,
   embed_VD: jax.Array,
   token_X: jax.Array,
@@ -208,7 +202,7 @@ def _kept_fwd(
   return out, (h_XD, embed_VD, slope_XD, g_XK, ids_XK, active_X, found_X)
 
 
-def _kept_bwd(static: _Static, saved: tuple, ct: tuple) -> tuple:
+def _kept_bwd(static: hs.Static[Plan], saved: tuple, ct: tuple) -> tuple:
   h_XD, embed_VD, slope_XD, g_XK, ids_XK, active_X, found_X = saved
   ct_X1 = jnp.where(active_X, jnp.where(found_X, ct[0], jnp.nan), 0.0)[:, None]
   dh_XD = jnp.where(active_X[:, None], ct_X1 * slope_XD, 0.0)

@@ -33,12 +33,6 @@ class Plan:
   ids: int = 4096  # ids of a block of logits
 
 
-@dataclasses.dataclass(frozen=True)
-class _Static:
-  plan: Plan
-  shard: hs.Shard | None
-
-
 def log_prob(
   h_XD: jax.Array,
   embed_VD: jax.Array,
@@ -68,7 +62,7 @@ def log_prob(
   """
   temperature_X = jnp.where(mask_X, temperature_X, 1.0)
   logp_X, entropy_X = _full(
-    _Static(plan, shard), h_XD, embed_VD, token_X, temperature_X, mask_X
+    hs.Static(plan, shard), h_XD, embed_VD, token_X, temperature_X, mask_X
   )
   return logp_X, jax.lax.stop_gradient(entropy_X)
 
@@ -83,7 +77,7 @@ def _block(
 
 
 def _forward(
-  static: _Static,
+  static: hs.Static[Plan],
   h_XD: jax.Array,
   embed_VD: jax.Array,
   token_X: jax.Array,
@@ -134,7 +128,7 @@ def _forward(
 
 
 def _backward(
-  static: _Static,
+  static: hs.Static[Plan],
   h_XD: jax.Array,
   embed_VD: jax.Array,
   token_X: jax.Array,
@@ -185,7 +179,7 @@ def _known(embed_VD: jax.Array, token_X: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _full(
-  static: _Static,
+  static: hs.Static[Plan],
   h_XD: jax.Array,
   embed_VD: jax.Array,
   token_X: jax.Array,
@@ -197,7 +191,7 @@ def _full(
 
 
 def _full_fwd(
-  static: _Static,
+  static: hs.Static[Plan],
   h_XD: jax.Array,
   embed_VD: jax.Array,
   token_X: jax.Array,
@@ -211,7 +205,7 @@ def _full_fwd(
   return (jnp.where(unknown_X, jnp.nan, logp_X), entropy_X), (*args, full_X)
 
 
-def _full_bwd(static: _Static, saved: tuple, ct: tuple) -> tuple:
+def _full_bwd(static: hs.Static[Plan], saved: tuple, ct: tuple) -> tuple:
   _, embed_VD, token_X, _, _, _ = saved
   ct_X = jnp.where(_known(embed_VD, token_X), ct[0], jnp.nan)
   backward = functools.partial(_backward, static)

@@ -8,8 +8,8 @@ device, leaf by leaf, as DESIGN.md says: the summed gradient to 1e-6 of the leaf
 largest, parameters after Muon to 1e-3 of the update's RMS (orthogonalising amplifies
 rounding), and bits where `optim.exact_sum` with replicas promises them. AdamW's leaves
 are not compared: its first step is the sign of a gradient, and where that is rounding,
-so is its sign. What rounding alone does is shown too: one device, its attention cut
-otherwise.
+so is its sign. How much of it is rounding is shown too: every case beside the same
+gradient in float64 (bench/float64.py), and one device whose attention is cut otherwise.
 
 Hardware: 2 cores; 6 minutes. Expect `"bitwise": true` and a max_grad_diff of 1.1e-6:
 meshes that split heads and feed-forward (tensor) are the furthest off, up to 1.5e-6 of
@@ -47,6 +47,7 @@ class Difference:
   Attributes:
     leaf: largest |gradient difference| over the leaf's largest |gradient|.
     worst: the leaf where that is.
+    exact: `leaf` with the float64 gradient in the place of one device's.
     model: the same over the largest |gradient| of all leaves.
     params: largest |parameter difference| over the RMS of the update, leaves of Muon.
     bitwise: all bits of gradient and parameters are equal.
@@ -54,6 +55,7 @@ class Difference:
 
   leaf: float
   worst: str
+  exact: float
   model: float
   params: float
   bitwise: bool
@@ -63,6 +65,7 @@ def compare(got: Arrays, want: Arrays, start: Arrays) -> Difference:
   """Compares two results of mesh_main; `start` has the parameters before the step."""
   grads = [key for key in want if key.startswith('grad:')]
   by_leaf = {key: _apart(got[key], want[key]) / _largest(want[key]) for key in grads}
+  exact = {key: want[key.replace('grad:', 'float64:')] for key in grads}
   worst = max(by_leaf, key=lambda key: by_leaf[key])
   largest = max(_largest(want[key]) for key in grads)
   params = 0.0
@@ -76,9 +79,10 @@ def compare(got: Arrays, want: Arrays, start: Arrays) -> Difference:
   return Difference(
     leaf=by_leaf[worst],
     worst=worst.removeprefix('grad:'),
+    exact=max(_apart(got[k], x) / _largest(x) for k, x in exact.items()),
     model=max(_apart(got[key], want[key]) for key in grads) / largest,
     params=params,
-    bitwise=all(got[key].tobytes() == want[key].tobytes() for key in want),
+    bitwise=all(got[key].tobytes() == want[key].tobytes() for key in got),
   )
 
 
@@ -134,16 +138,14 @@ def report(folder: str) -> dict[str, float | bool]:
   for name in sorted(os.listdir(folder)):
     with np.load(os.path.join(folder, name)) as file:
       found[name.removesuffix('.npz')] = dict(file)
-  print(f'{"case":38s} leaf     model    params   bits   worst leaf')
+  print(f'{"case":38s} leaf     float64  model    params   bits   worst leaf')
   largest, bitwise = 0.0, True
   for name, got in found.items():
     case = mesh_main.CASES[name.partition('@')[0]]
-    if not case.against:
-      continue
     begun = {k: np.asarray(v) for k, v in mesh_main.begun(case).items()}
-    d = compare(got, found[case.against], begun)
+    d = compare(got, found[case.against or name], begun)
     print(
-      f'{name:38s} {d.leaf:.1e}  {d.model:.1e}  {d.params:.1e}  '
+      f'{name:38s} {d.leaf:.1e}  {d.exact:.1e}  {d.model:.1e}  {d.params:.1e}  '
       f'{"equal" if d.bitwise else "no":5s}  {d.worst}'
     )
     if case.sizes:

@@ -4,7 +4,8 @@
          [--processes=2 --index=0 --address=localhost:PORT]
 
 Every case starts from the same parameters and batch, and writes its summed gradient and
-its parameters after the step to DIR/<case>.npz. How many devices a process has is in
+its parameters after the step to DIR/<case>.npz; a case that others are compared with
+also writes the gradient that float64 gives. How many devices a process has is in
 XLA_FLAGS.
 """
 
@@ -20,6 +21,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from experiments import program
+from experiments.bench import float64
 from swe17 import config
 from swe17.learner import batching, mesh, optimizer, update
 from swe17.learner import state as st
@@ -188,6 +190,18 @@ def step(
   return _whole(grad), _whole(new.params)
 
 
+def reference(
+  cfg: config.Config, params: p.Params, of: st.Batch
+) -> dict[str, np.ndarray]:
+  """The summed gradient of one device in float64, by name."""
+  loss_fn = functools.partial(update.policy_loss_fn, model=cfg.model, cfg=cfg.loss)
+
+  def summed(params: p.Params, of: st.Batch) -> p.Params:
+    return update.accumulate(loss_fn, params, of, exact=False, mesh=None)[2]
+
+  return apply.name_tree(float64.run(summed, params, of))
+
+
 def _whole(tree: Any) -> dict[str, np.ndarray]:
   """All of every leaf, on the host of every process."""
   if jax.process_count() > 1:
@@ -204,11 +218,14 @@ def main(argv: Sequence[str]) -> None:
   for name in _CASES.value or CASES:
     case = CASES[name]
     cfg = settings(case)
-    params = jax.device_get(_params(case))
-    grad, new = step(cfg, VOCAB, params, batch(cfg, VOCAB, _MICRO))
+    params, of = jax.device_get(_params(case)), batch(cfg, VOCAB, _MICRO)
+    grad, new = step(cfg, VOCAB, params, of)
     if jax.process_index() == 0:
       found: dict[str, Any] = {f'grad:{k}': v for k, v in grad.items()}
       found |= {f'param:{k}': v for k, v in new.items()}
+      if any(other.against == name for other in CASES.values()):
+        exact = reference(cfg, params, of)
+        found |= {f'float64:{k}': v for k, v in exact.items()}
       suffix = f'@{_PROCESSES.value}' if _PROCESSES.value > 1 else ''
       np.savez(os.path.join(_OUT.value, f'{name}{suffix}.npz'), **found)
       print(f'{name}{suffix}', flush=True)

@@ -9,7 +9,13 @@ one micro-batch, from saved residuals), and the collectives of the compiled prog
 kind, count and size, with the largest gather. Collectives inside a loop over layers run
 once a layer; they are marked. XLA's own figures for temporaries are of its CPU backend,
 which expands a grouped product densely: they mean nothing for another machine and are
-not printed. The last line is JSON:
+not printed.
+
+  ... --topology=v5p:4x4x4     (pip install libtpu; no TPU is needed)
+
+compiles for those chips with the real TPU compiler instead, whose figures for memory
+are printed: bytes that a chip holds before the step and needs beside it. Their number
+must be the mesh's. The last line is JSON:
 
   {"compiled": true, "params": .., "devices": .., "gib_per_device": ..}
 """
@@ -28,6 +34,7 @@ from swe17 import settings
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'whose model and mesh')
 _MICRO = flags.DEFINE_integer('micro', 2, 'micro-batches a step', lower_bound=1)
 _VOCAB = flags.DEFINE_integer('vocab', 163_840, 'ids', lower_bound=2)
+_TOPOLOGY = flags.DEFINE_string('topology', '', 'chips to compile for, as v5p:4x4x4')
 flags.mark_flag_as_required('config')
 
 
@@ -41,7 +48,10 @@ def main(argv: Sequence[str]) -> None:
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'.strip()
   os.environ['JAX_PLATFORMS'] = 'cpu'
   programs = importlib.import_module('experiments.bench.aot_programs')
-  result = programs.compiled(cfg, devices, _VOCAB.value, _MICRO.value)
+  # libtpu asks a cloud's metadata server who it is, unless told not to.
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  found = programs.chips(_TOPOLOGY.value) if _TOPOLOGY.value else None
+  result = programs.compiled(cfg, found, _VOCAB.value, _MICRO.value)
   print(json.dumps(result), flush=True)
 
 

@@ -1,6 +1,8 @@
 """The programs that bench/aot.py compiles, from abstract arrays, and what they hold."""
 
+from collections.abc import Sequence
 import contextlib
+import dataclasses
 import functools
 import io
 import math
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import ad_checkpoint
+from jax.experimental import topologies
 import numpy as np
 
 from swe17 import config
@@ -41,11 +44,23 @@ _BYTES = {
 _MACHINES = (('TPU v5p', 95), ('H200', 141))
 
 
+def chips(topology: str) -> list[jax.Device]:
+  """Devices of a TPU slice that is not here: programs compile for them, none runs.
+
+  RuntimeError if libtpu is missing or does not know the topology.
+  """
+  return topologies.get_topology_desc(topology_name=topology, platform='tpu').devices
+
+
 def compiled(
-  cfg: config.Config, devices: int, vocab: int, micro: int
+  cfg: config.Config, chips: Sequence[jax.Device] | None, vocab: int, micro: int
 ) -> dict[str, Any]:
-  """Both programs, and what is printed of them."""
-  on = sharding.mesh(cfg.mesh.sizes)
+  """Both programs, and what is printed of them. `chips`: None for virtual CPUs."""
+  devices = math.prod(cfg.mesh.sizes.values())
+  on = sharding.mesh(cfg.mesh.sizes, chips)
+  if chips is not None and cfg.model.moe.exchange == 'auto':
+    moe = dataclasses.replace(cfg.model.moe, exchange='ragged')  # as on a TPU
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, moe=moe))
   leaves = p.abstract(cfg.model, vocab)
   shapes = jax.tree.map(lambda leaf: _abstract(leaf.shape, 'float32'), leaves)
   params = _placed(shapes, sharding.shardings(leaves, on))
@@ -161,7 +176,7 @@ def _train(
   out = jax.tree.map(lambda x: x.sharding, state)
   step = functools.partial(update.update, model=cfg.model, loss=cfg.loss, tx=tx)
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(out, None))
-  return _compile('train step', lambda: jitted.lower(state, batch))
+  return _compile('train step', lambda: jitted.lower(state, batch), _tpu(on))
 
 
 def _decode(cfg: config.Config, params: Any, on: Any) -> float:
@@ -182,16 +197,26 @@ def _decode(cfg: config.Config, params: Any, on: Any) -> float:
   cache, slots = (_placed(x, jax.tree.map(lambda _: place, x)) for x in (cache, slots))
   fn = functools.partial(decode.decode, cfg=cfg.model, K=sampler.top_k, steps=1)
   jitted = jax.jit(fn, donate_argnums=1)
-  return _compile('decode step', lambda: jitted.lower(weights, cache, slots))
+  return _compile('decode step', lambda: jitted.lower(weights, cache, slots), _tpu(on))
 
 
-def _compile(name: str, lower: Any) -> float:
-  """Lowers and compiles; prints the collectives. Seconds."""
+def _tpu(on: jax.sharding.Mesh) -> bool:
+  return on.devices.flat[0].platform == 'tpu'
+
+
+def _compile(name: str, lower: Any, tpu: bool) -> float:
+  """Lowers and compiles; prints the collectives, and a TPU's memory. Seconds."""
   began = time.monotonic()
   lowered = lower()
   print(f'{name}: lowered in {time.monotonic() - began:.0f} s', flush=True)
-  text = lowered.compile().as_text()
+  made = lowered.compile()
+  text = made.as_text()
   seconds = time.monotonic() - began
+  if tpu:
+    memory = made.memory_analysis()
+    for what in ('argument', 'output', 'alias', 'temp'):
+      size = getattr(memory, f'{what}_size_in_bytes') / _GIB
+      print(f'  {what:9s} {size:8.2f} GiB a chip, by the compiler')
   print(f'{name}: compiled in {seconds:.0f} s; its collectives, bytes a device:')
   for line in collectives(text):
     print('  ' + line, flush=True)

@@ -294,6 +294,11 @@ def _refuse_contradictions(cfg: Config) -> None:
       'loss.replay=True with sampler.top_k=0: top_k bounds the recorded set; '
       'set it (64 is usual)'
     )
+  if cfg.model.lora.rank and not cfg.model.source:
+    raise ValueError(
+      f'model.lora.rank={cfg.model.lora.rank} without model.source: adapters alone '
+      'train, and what they are beside would stay as it was drawn; set model.source'
+    )
   if agent.max_context > batch.row_length:
     raise ValueError(
       f'agent.max_context={agent.max_context} exceeds '

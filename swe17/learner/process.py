@@ -90,7 +90,7 @@ def _values(cfg: config.Config, devices: mesh.Devices) -> p.Params:
   if not cfg.model.source:
     return mesh.init(devices, jax.random.key(cfg.seed))
   split = None if devices.mesh is None else mesh.shardings(devices)
-  return load.load(cfg.model.source, cfg.model, split)
+  return load.load(cfg.model.source, cfg.model, split, jax.random.key(cfg.seed))
 
 
 def policy_optimiser(cfg: config.Config) -> optax.GradientTransformationExtraArgs:

@@ -44,7 +44,8 @@ def block(
   h_BTD = layers.rms_norm(x_BTD, layer.mlp_norm_ND, cfg.norm_eps)
   if isinstance(layer.mlp, p.Dense):
     mlp = layer.mlp
-    return x_BTD + layers.mlp(h_BTD, mlp.wg_NDF, mlp.wu_NDF, mlp.wd_NFD), None
+    y_BTD = layers.mlp(h_BTD, mlp.wg_NDF, mlp.wu_NDF, mlp.wd_NFD, mlp.lora)
+    return x_BTD + y_BTD, None
   y_BTD, ids_BTK = moe.mix(h_BTD, layer.mlp, cfg.moe, recorded_BTK)
   return x_BTD + y_BTD, ids_BTK
 

@@ -62,7 +62,9 @@ def _hidden(
 ) -> tuple[jax.Array, jax.Array | None]:
   """Hidden states, and the routers' own choice (None without experts)."""
   place = micro.token_MBT, micro.position_MBT, micro.segment_MBT
-  return transformer.apply_routed(params, *place, recorded_BTNK, cfg=cfg)
+  return transformer.apply_routed(
+    params, *place, recorded_BTNK, cfg=cfg, prefix_BT=micro.prefix_MBT
+  )
 
 
 def _scores(

@@ -6,6 +6,7 @@ With `source` all of the shape is read from the model's own files.
 """
 
 import dataclasses
+import math
 
 from swe17 import fields
 
@@ -247,17 +248,40 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """The learner's mesh; the product is the number of devices. See model/sharding.py."""
+  """The learner's mesh; the product is the number of devices. See model/sharding.py.
+
+  The devices are dealt out evenly to `processes`: learner/team.py.
+  """
 
   replica: int = _f(1, 'whole copies of the model')
   fsdp: int = _f(1, 'parameters and rows split')
   expert: int = _f(1, 'experts and rows split')
   context: int = _f(1, 'positions of a row split')
   tensor: int = _f(1, 'heads, feed-forward and vocabulary split')
+  processes: int = _f(1, 'learner processes that share the devices')
+  coordinator: str = _f('', 'host:port of learner process 0; empty: one machine')
+  heartbeat_seconds: int = _f(20, 'silence after which a learner process is gone [s]')
 
   def __post_init__(self):
     _at_least(self, 'mesh.', 1, 'replica', 'fsdp', 'expert', 'context', 'tensor')
+    _at_least(self, 'mesh.', 1, 'processes')
+    _at_least(self, 'mesh.', 5, 'heartbeat_seconds')
+    want = f'a divisor of the number of devices, {self.devices} by the other settings'
+    even = self.devices % self.processes == 0
+    _want(even, 'mesh.processes', self.processes, want)
+    host, _, port = self.coordinator.rpartition(':')
+    named = not self.coordinator or bool(host and port.isdigit())
+    _want(named, 'mesh.coordinator', self.coordinator, 'host:port')
 
   @property
   def sizes(self) -> dict[str, int]:
-    return dataclasses.asdict(self)
+    """Size of every axis."""
+    return {axis: getattr(self, axis) for axis in _AXES}
+
+  @property
+  def devices(self) -> int:
+    """How many there are in all."""
+    return math.prod(self.sizes.values())
+
+
+_AXES = ('replica', 'fsdp', 'expert', 'context', 'tensor')  # as in model/sharding.py

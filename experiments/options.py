@@ -26,7 +26,7 @@ from swe17 import config, settings
 from swe17.env import faults
 
 ROLES = ('local', 'learner', 'sampler', 'rollout', 'controller', 'relay')
-_INDEXED = ('sampler', 'rollout', 'relay')  # roles of several processes
+_INDEXED = ('sampler', 'rollout', 'relay', 'learner')  # roles of several processes
 _FLAGS = ('--config', '--role', '--index', '--run_dir', '--resume')
 _BOOLEANS = ('true', 't', '1', 'false', 'f', '0')  # as absl reads them
 _REPAIR = 'repair_functions'  # the family whose kinds these are
@@ -86,7 +86,7 @@ def _check_index(role: str, index: int, cfg: config.Config) -> None:
     raise ValueError(f'--role={role}: the run has no relay (relay.enabled=False)')
   if role not in _INDEXED:
     return
-  of = 'sampler' if role == 'relay' else role
+  of = {'relay': 'sampler', 'learner': 'mesh'}.get(role, role)
   processes = getattr(cfg, of).processes
   why = f'{of}.processes={processes}'
   least, most = (1, cfg.relay_nodes) if role == 'relay' else (0, processes)

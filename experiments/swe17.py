@@ -16,8 +16,10 @@ Ctrl-C stops every process within 5 seconds. Exit codes: 0 done, 1 a role kept d
 
 A role can be started alone in the folder of a run (--role=local does that for you):
 --role=learner|sampler|rollout --run_dir=<folder>, samplers and rollouts with
---index=<i>. With relay.enabled, weights reach the samplers through --role=controller,
-one for a cluster, and --role=relay --index=<i>, one for a host (swe17/sync/relay.py).
+--index=<i>. With mesh.processes above 1 learners have it too: start them together, on
+machines that find --config.mesh.coordinator=host:port, again if one of them ends. With
+relay.enabled, weights reach the samplers through --role=controller, one for a cluster,
+and --role=relay --index=<i>, one for a host (swe17/sync/relay.py).
 """
 
 from collections.abc import Sequence
@@ -51,9 +53,12 @@ def main(argv: Sequence[str]) -> int:
   except (ValueError, OSError, flags.Error) as e:
     return _refuse(_sentence(e))
   try:
-    return _local(chosen, argv) if chosen.role == 'local' else _role(chosen)
+    code = _local(chosen, argv) if chosen.role == 'local' else _role(chosen)
   except KeyboardInterrupt:
-    return 130
+    code = 130
+  if chosen.role == 'learner' and chosen.cfg.mesh.processes > 1:
+    process.leave(code)
+  return code
 
 
 def _refuse(sentence: str) -> int:
@@ -106,7 +111,9 @@ def _role(chosen: options.Options) -> int:
     process.prepare_jax(cfg, chosen.role, chosen.index)
     if chosen.role == 'sampler':
       return importlib.import_module('swe17.sampler.server').run(cfg, chosen.index)
-    return importlib.import_module('swe17.learner.loop').run(cfg, chosen.resume)
+    learner = importlib.import_module('swe17.learner.loop')
+    address = process.coordinator(cfg)
+    return learner.run(cfg, chosen.resume, chosen.index, address)
   except Exception as e:
     said = _full_disk(e)
     if said is not None:

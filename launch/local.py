@@ -1,12 +1,15 @@
 """One machine: start every role as its own process, keep them alive, end them all.
 
-  supervisor ── learner, sampler-0 .. sampler-n, rollout, rollout-1 .. rollout-m
+  supervisor ── learner, learner-1 .. learner-l, sampler-0 .. sampler-n,
+                rollout, rollout-1 .. rollout-m
                 and, if weights are relayed, controller, relay-1 .. relay-k
 
 Each is spawned and leads its own group. Whoever dies is started again, a learner with
-`--resume`. Exit code 2 means that the role refused its input: the run stops with the
-role's sentence. The run is over when the first rollout process, which evaluates at the
-end, ends with 0. The supervisor itself never imports JAX.
+`--resume`. The learner's processes are one program: if one dies, the others are ended,
+and all are started together, on a new port. Exit code 2 means that the role refused its
+input: the run stops with the role's sentence. The run is over when the first rollout
+process, which evaluates at the end, ends with 0. The supervisor itself never imports
+JAX.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,8 +34,10 @@ Command = Callable[[str, int, bool], list[str]]
 EnvOf = Callable[[str, int], Mapping[str, str]]
 
 DEATHS_A_MINUTE = 6  # of one sampler or rollout
-LEARNER_DEATHS = 3  # in the whole run
+LEARNER_DEATHS = 3  # in the whole run, of all its processes
+LEARNER = 'learner'
 REFUSED = 2  # exit code of a role (or a run) whose input was refused
+LOST = 3  # exit code of a learner process that ends because another one did
 _SECONDS_TO_STOP = 4.5  # after Ctrl-C, the report included
 
 
@@ -158,7 +163,9 @@ class Fleet:
     logs.mkdir(parents=True, exist_ok=True)
     self._command, self._events, self._env_of = command, events, env_of
     self._before = process.children()  # somebody else's, left alone
-    roles = [('learner', 0)]
+    self._cfg = cfg
+    self._learner_env = process.coordinator_env(cfg)
+    roles = [(LEARNER, i) for i in range(cfg.mesh.processes)]
     relays = range(cfg.relay_nodes)  # the first of them is the controller
     roles += [('relay' if i else 'controller', i) for i in relays]
     roles += [('sampler', i) for i in range(cfg.sampler.processes)]
@@ -169,7 +176,7 @@ class Fleet:
 
   def start(self, resume: bool) -> None:
     for child in self.children:
-      self._spawn(child, resume and child.role == 'learner')
+      self._spawn(child, resume and child.role == LEARNER)
 
   def tend(self) -> None:
     """Notices who ended and starts again who is due. Raises `Stop` at the run's end."""
@@ -177,7 +184,7 @@ class Fleet:
     for child in self.children:
       if child.process is None:
         if not child.done and now >= child.due:
-          self._spawn(child, child.role == 'learner')
+          self._spawn(child, child.role == LEARNER)
       elif (code := child.process.poll()) is not None:
         self._ended(child, code, now)
     process.end_orphans(self._before | self._pids())
@@ -214,6 +221,7 @@ class Fleet:
         env={
           **os.environ,
           'PYTHONUNBUFFERED': '1',
+          **(self._learner_env if child.role == LEARNER else {}),
           **self._env_of(child.role, child.index),
         },
         start_new_session=True,
@@ -222,33 +230,70 @@ class Fleet:
   def _ended(self, child: Child, code: int, now: float) -> None:
     """One role has ended: the run is over, or it starts again after a pause."""
     assert child.process is not None
-    pid, child.process = child.process.pid, None
-    _kill_group(pid)
     if code == 0 and child.role == 'rollout' and child.index == 0:
+      _reap(child)
       raise Stop(0)
-    if code == 0 and child.role in ('learner', 'rollout'):
+    if code == 0 and child.role in (LEARNER, 'rollout'):
+      _reap(child)
       child.done = True  # all steps done; the first rollout still evaluates
       return
+    ended = [child]
+    if child.role == LEARNER:
+      ended = [c for c in self.children if c.role == LEARNER]
+      child, code = _first_to_die(ended)
+    assert child.process is not None
+    pid = child.process.pid
+    for one in ended:
+      _reap(one)
     if code == REFUSED:
       last = folder.last_line(child.log, 'error: ').removeprefix('error: ')
       raise Stop(REFUSED, last or f'{child.name} refused its input: see {child.log}')
-    how = (
-      f'was killed by {signal.Signals(-code).name}' if code < 0 else f'exited {code}'
-    )
-    last = folder.last_line(child.log)
-    text = f'{child.name} (pid {pid}) {how}' + (
-      f', its log ends: {last}' if last else ''
-    )
-    child.deaths = [t for t in child.deaths if child.role == 'learner' or now - t < 60]
-    child.deaths.append(now)
-    most = LEARNER_DEATHS if child.role == 'learner' else DEATHS_A_MINUTE
-    if len(child.deaths) > most:
+    self._start_later(child, ended, _how(child, pid, code), now)
+
+  def _start_later(
+    self, child: Child, ended: list[Child], text: str, now: float
+  ) -> None:
+    """Has `ended` started again, `child` of which died; `Stop` if it dies too often."""
+    one = ended[0]  # keeps the count for all of them
+    one.deaths = [t for t in one.deaths if one.role == LEARNER or now - t < 60]
+    one.deaths.append(now)
+    most = LEARNER_DEATHS if one.role == LEARNER else DEATHS_A_MINUTE
+    if len(one.deaths) > most:
       raise Stop(1, f'{text}; it died {most} times before: see {child.log}')
-    pause = min(0.5 * 2 ** (len(child.deaths) - 1), 10.0)
-    child.due = now + pause
-    resumed = ' with --resume' if child.role == 'learner' else ''
-    again = f'{text}; starting it again{resumed} in {pause:g} s'
+    pause = min(0.5 * 2 ** (len(one.deaths) - 1), 10.0)
+    for each in ended:
+      each.due, each.done = now + pause, False
+    if one.role == LEARNER:
+      self._learner_env = process.coordinator_env(self._cfg)
+    what = f'all {len(ended)} learner processes' if len(ended) > 1 else 'it'
+    resumed = ' with --resume' if one.role == LEARNER else ''
+    again = f'{text}; starting {what} again{resumed} in {pause:g} s'
     self._events.write('restart', role=child.name, text=again)
+
+
+def _reap(child: Child) -> None:
+  """Ends what is left of a role's process and its group."""
+  if child.process is not None:
+    _kill_group(child.process.pid)
+    child.process.wait()
+    child.process = None
+
+
+def _first_to_die(learners: list[Child]) -> tuple[Child, int]:
+  """Of the learner's processes, the one whose end made the others end; its exit code.
+
+  These end with `LOST`, or are aborted by JAX, which noticed first.
+  """
+  found = [(c, c.process.poll()) for c in learners if c.process is not None]
+  dead = [(c, code) for c, code in found if code]
+  return min(dead, key=lambda d: (d[1] == LOST, d[1] == -signal.SIGABRT))
+
+
+def _how(child: Child, pid: int, code: int) -> str:
+  """What became of a process, with the last line of its log."""
+  how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'exited {code}'
+  last = folder.last_line(child.log)
+  return f'{child.name} (pid {pid}) {how}' + (f', its log ends: {last}' if last else '')
 
 
 def _kill_group(pid: int) -> None:

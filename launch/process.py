@@ -10,14 +10,18 @@ import os
 import pathlib
 import platform
 import signal
+import socket
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from swe17 import config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent  # where `-m experiments.x` works
 GRACE = 3.5  # s from SIGTERM to SIGKILL; a role needs 3 at most
+_COORDINATOR = 'JAX_COORDINATOR_ADDRESS'
+_HOST_DEVICES = '--xla_force_host_platform_device_count'
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER in <sys/prctl.h>
 
 
@@ -40,8 +44,62 @@ def prepare_jax(cfg: config.Config, role: str, index: int) -> None:
       'JAX_THREEFRY_PARTITIONABLE': 'true',
     }
   )
+  if role == 'learner':
+    _prepare_learner(cfg, index)
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache(cfg.run_dir)))
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
+
+
+def _prepare_learner(cfg: config.Config, index: int) -> None:
+  """Deals out this machine's devices to the learner's processes."""
+  each = cfg.mesh.devices // cfg.mesh.processes
+  # Without an accelerator the mesh is made of virtual devices. (The platforms that have
+  # devices of their own do not look at this.)
+  if each > 1 and _HOST_DEVICES not in os.environ.get('XLA_FLAGS', ''):
+    os.environ['JAX_NUM_CPU_DEVICES'] = str(each)
+  if cfg.mesh.processes == 1:
+    return
+  # It would take SIGTERM away from us in C++, to ask that everybody saves at one step:
+  # process 0 tells them so by itself.
+  os.environ['JAX_ENABLE_PREEMPTION_SERVICE'] = 'false'
+  if not cfg.mesh.coordinator:
+    mine = range(index * each, (index + 1) * each)
+    os.environ.setdefault('JAX_LOCAL_DEVICE_IDS', ','.join(map(str, mine)))
+
+
+def coordinator(cfg: config.Config) -> str:
+  """host:port where the learner's processes find each other; '' if there is one.
+
+  ValueError if it is not known.
+  """
+  if cfg.mesh.processes == 1:
+    return ''
+  address = cfg.mesh.coordinator or os.environ.get(_COORDINATOR, '')
+  if not address:
+    raise ValueError(
+      f'mesh.processes={cfg.mesh.processes}: got no mesh.coordinator, want host:port '
+      'of learner process 0 (--role=local finds a port by itself)'
+    )
+  return address
+
+
+def coordinator_env(cfg: config.Config) -> dict[str, str]:
+  """A free port on this machine for one start of the learner's processes, if needed."""
+  if cfg.mesh.processes == 1 or cfg.mesh.coordinator:
+    return {}
+  with socket.socket() as found:
+    found.bind(('127.0.0.1', 0))
+    return {_COORDINATOR: f'127.0.0.1:{found.getsockname()[1]}'}
+
+
+def leave(code: int) -> NoReturn:
+  """Ends one of several learner processes, without what JAX does at an exit.
+
+  It would wait for the others, who may be gone, and then abort.
+  """
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
 
 
 def _pin(threads: int, index: int) -> None:

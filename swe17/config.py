@@ -132,6 +132,7 @@ class Batch:
   groups: int = _f(16, 'groups a step')
   row_length: int = _f(512, 'tokens of a packed row')
   micro_rows: int = _f(4, 'rows of a micro-batch')
+  share_prompts: bool = _f(True, 'segments that begin alike share a prefix in a row')
 
   def __post_init__(self):
     _at_least(self, 'batch.', 1, 'groups', 'row_length', 'micro_rows')
@@ -293,6 +294,16 @@ def _refuse_contradictions(cfg: Config) -> None:
     raise ValueError(
       'loss.replay=True with sampler.top_k=0: top_k bounds the recorded set; '
       'set it (64 is usual)'
+    )
+  if cfg.model.attention_kernel == 'splash' and batch.share_prompts:
+    raise ValueError(
+      "model.attention_kernel='splash' with batch.share_prompts=True: the kernel knows "
+      'no shared prefixes; set batch.share_prompts=False'
+    )
+  if cfg.model.lora.rank and not cfg.model.source:
+    raise ValueError(
+      f'model.lora.rank={cfg.model.lora.rank} without model.source: adapters alone '
+      'train, and what they are beside would stay as it was drawn; set model.source'
     )
   if agent.max_context > batch.row_length:
     raise ValueError(

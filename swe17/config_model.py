@@ -6,6 +6,7 @@ With `source` all of the shape is read from the model's own files.
 """
 
 import dataclasses
+import math
 
 from swe17 import fields
 
@@ -103,6 +104,44 @@ class Moe:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+  """Adapters that train in the place of the matrices beside them; model/lora.py.
+
+  Names are those that their matrices have in files: q k v o (q_a q_b kv_a kv_b o with
+  mla, q where `mla.q_rank` is 0), gate up down of dense layers and of shared experts,
+  expert_gate expert_up expert_down of the routed ones. Embedding, head, norms, biases
+  and routers have none: they stay as they are.
+  """
+
+  rank: int = _f(0, 'r; 0: no adapters, all parameters train')
+  alpha: float = _f(32.0, 'adapters count alpha / rank times')
+  targets: str = _f('all', 'all | names of matrices, comma-separated')
+
+  def __post_init__(self):
+    at = 'model.lora.'
+    _at_least(self, at, 0, 'rank')
+    _above(self, at, 0, 'alpha')
+    for name in self.names:
+      one_of = ('all', *_ADAPTED)
+      _want(name in one_of, f'{at}targets', name, 'one of ' + ', '.join(one_of))
+    _want(
+      len(set(self.names)) == len(self.names), f'{at}targets', self.targets, 'each once'
+    )
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The targets as they were given."""
+    return tuple(name.strip() for name in self.targets.split(','))
+
+
+# Every matrix that an adapter may stand beside.
+_ADAPTED = (
+  'q', 'k', 'v', 'o', 'q_a', 'q_b', 'kv_a', 'kv_b', 'gate', 'up', 'down',
+  'expert_gate', 'expert_up', 'expert_down',
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
   source: str = _f('', 'folder, .gguf file or pip:package of a model; empty: none')
   layers: int = _f(2, 'N')
@@ -122,6 +161,7 @@ class Model:
   rope: Rope = Rope()
   mla: Mla = Mla()
   moe: Moe = Moe()
+  lora: Lora = Lora()
   dtype: str = _f('float32', 'float32 | bfloat16: what matrices are multiplied in')
   attention_kernel: str = _f('chunked', 'chunked | cudnn (GPU) | splash (TPU)')
   attention_chunk: int = _f(128, 'queries attended at once in training')
@@ -159,6 +199,36 @@ class Model:
         self.moe.first_dense,
         f'below model.layers={self.layers}',
       )
+    if not self.source:  # else: when the shape has been read
+      self.check_adapted()
+    if self.lora.rank and self.moe.bias_speed:
+      want = '0 with model.lora.rank: only adapters train'
+      _want(False, 'model.moe.bias_speed', self.moe.bias_speed, want)
+
+  def check_adapted(self) -> None:
+    """ValueError names a target of `lora` that a model of this shape has not."""
+    for name in self.lora.names if self.lora.rank else ():
+      known = ('all', *self._matrices)
+      want = f'one of {", ".join(known)} (the matrices of this model)'
+      _want(name in known, 'model.lora.targets', name, want)
+
+  @property
+  def adapted(self) -> tuple[str, ...]:
+    """Names of the matrices with an adapter; see `Lora`."""
+    if not self.lora.rank:
+      return ()
+    every = 'all' in self.lora.names
+    return tuple(x for x in self._matrices if every or x in self.lora.names)
+
+  @property
+  def _matrices(self) -> tuple[str, ...]:
+    queries = ('q_a', 'q_b') if self.mla.q_rank else ('q',)
+    found = (*queries, 'kv_a', 'kv_b') if self.attention == 'mla' else ('q', 'k', 'v')
+    if self.dense_layers or self.moe.shared:
+      found += ('gate', 'up', 'down')
+    if self.moe.experts:
+      found += ('expert_gate', 'expert_up', 'expert_down')
+    return (*found, 'o')
 
   @property
   def dense_layers(self) -> int:
@@ -178,17 +248,40 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """The learner's mesh; the product is the number of devices. See model/sharding.py."""
+  """The learner's mesh; the product is the number of devices. See model/sharding.py.
+
+  The devices are dealt out evenly to `processes`: learner/team.py.
+  """
 
   replica: int = _f(1, 'whole copies of the model')
   fsdp: int = _f(1, 'parameters and rows split')
   expert: int = _f(1, 'experts and rows split')
   context: int = _f(1, 'positions of a row split')
   tensor: int = _f(1, 'heads, feed-forward and vocabulary split')
+  processes: int = _f(1, 'learner processes that share the devices')
+  coordinator: str = _f('', 'host:port of learner process 0; empty: one machine')
+  heartbeat_seconds: int = _f(20, 'silence after which a learner process is gone [s]')
 
   def __post_init__(self):
     _at_least(self, 'mesh.', 1, 'replica', 'fsdp', 'expert', 'context', 'tensor')
+    _at_least(self, 'mesh.', 1, 'processes')
+    _at_least(self, 'mesh.', 5, 'heartbeat_seconds')
+    want = f'a divisor of the number of devices, {self.devices} by the other settings'
+    even = self.devices % self.processes == 0
+    _want(even, 'mesh.processes', self.processes, want)
+    host, _, port = self.coordinator.rpartition(':')
+    named = not self.coordinator or bool(host and port.isdigit())
+    _want(named, 'mesh.coordinator', self.coordinator, 'host:port')
 
   @property
   def sizes(self) -> dict[str, int]:
-    return dataclasses.asdict(self)
+    """Size of every axis."""
+    return {axis: getattr(self, axis) for axis in _AXES}
+
+  @property
+  def devices(self) -> int:
+    """How many there are in all."""
+    return math.prod(self.sizes.values())
+
+
+_AXES = ('replica', 'fsdp', 'expert', 'context', 'tensor')  # as in model/sharding.py

@@ -31,6 +31,8 @@ CHANGEABLE = frozenset({
   'relay.samplers_per_node', 'relay.nodes', 'relay.host', 'relay.cache_bytes',
   'relay.poll_seconds', 'relay.wait_seconds', 'relay.stall_seconds',
   'relay.bucket_last',
+  'mesh.replica', 'mesh.fsdp', 'mesh.expert', 'mesh.context', 'mesh.tensor',
+  'mesh.processes', 'mesh.coordinator', 'mesh.heartbeat_seconds',
 })  # fmt: skip
 
 

@@ -209,11 +209,12 @@ OTHER = {
   'model.rope.scaling': 'linear', 'model.moe.experts': 4,
   'model.moe.exchange': 'blocks',
   'model.moe.quantise': 'weights', 'model.moe.router': 'sigmoid',
+  'model.lora.targets': 'q,v', 'mesh.coordinator': 'learner-0:1234',
   'agent.max_context': config.Agent().max_context - 1,
 }  # fmt: skip
 # Settings that alone have one allowed value: all others must be refused, by name.
 ONE_VALUE = {
-  'regions': 2,
+  'regions': 2, 'model.lora.rank': 8, 'mesh.processes': 2,
   'sampler.repetition_penalty': 1.1, 'loss.kl_reference': 'newest',
 }  # fmt: skip
 

@@ -32,7 +32,10 @@ from swe17 import settings
 run_dir, script = sys.argv[1:]
 parent = str(os.getpid())
 rollout = {'processes': int(os.environ.get('ROLLOUTS', 1))}
-cfg = settings.resolve({'run_dir': run_dir, 'steps': 2, 'rollout': rollout})
+learners = int(os.environ.get('LEARNERS', 1))
+mesh = {'fsdp': learners, 'processes': learners}
+values = {'run_dir': run_dir, 'steps': 2, 'rollout': rollout, 'mesh': mesh}
+cfg = settings.resolve(values)
 local.LEARNER_DEATHS = 1
 lock = folder.claim(run_dir, resume=False)
 origin = settings.origins({}, {})

@@ -25,7 +25,7 @@ def segments(*sizes: tuple[int, int], seed: int = 0) -> list[types.Segment]:
 
 def rows_of(batch) -> dict[str, np.ndarray]:
   """Every array of a batch as [rows, T]."""
-  arrays = {k: v for k, v in vars(batch).items() if k.endswith(('MBT', 'MBTK'))}
+  arrays = {k: v for k, v in vars(batch).items() if np.ndim(v) > 2}
   return {k: v.reshape(-1, *v.shape[2:]) for k, v in arrays.items()}
 
 

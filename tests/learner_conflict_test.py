@@ -28,9 +28,9 @@ def test_a_learner_that_meets_another_one_stops_with_the_reason(
   monkeypatch.setattr(
     process,
     'open_run',
-    lambda cfg, stop: python_types.SimpleNamespace(
+    lambda cfg, team, stop: python_types.SimpleNamespace(
       events=events,
-      checkpoints=python_types.SimpleNamespace(close=lambda: closed.append(1)),
+      jobs=python_types.SimpleNamespace(close=lambda: closed.append(1)),
     ),
   )
   monkeypatch.setattr(process, 'begin', begin)
@@ -59,7 +59,9 @@ def test_a_resumed_learner_goes_on_from_what_was_published_last(tmp_path):
     stop=stop,
     state=python_types.SimpleNamespace(params=weights),
     status=python_types.SimpleNamespace(set=lambda *_: None),
-    checkpoints=python_types.SimpleNamespace(latest=lambda: None),
+    jobs=python_types.SimpleNamespace(
+      checkpoints=python_types.SimpleNamespace(latest=lambda: None)
+    ),
     buffer=python_types.SimpleNamespace(
       consumed={0, 1, 5}, dropped=collections.Counter()
     ),

@@ -9,13 +9,15 @@ import hashlib
 import json
 import os
 import sys
+import threading
 
 import jax
 import numpy as np
 
 from experiments.bench import mesh_main
 from swe17 import config
-from swe17.learner import checkpoint, mesh, optimizer
+from swe17.learner import checkpoint, gather, mesh, optimizer, reference, team
+from swe17.learner import state as st
 from tests import fixtures
 from tests import learner_mesh_main as tiny
 
@@ -44,20 +46,30 @@ def total(on: mesh.Devices) -> float:
   return float(jax.jit(added)(number)[0])
 
 
+def numbered(cfg: config.Config) -> st.Batch:
+  """A batch whose tokens are the numbers of their rows."""
+  batch = mesh_main.batch(cfg, tiny.VOCAB, 3)
+  rows_B1 = np.arange(batch.token_MBT.shape[1], dtype=np.int32)[:, None]
+  return batch.replace(token_MBT=np.zeros_like(batch.token_MBT) + rows_B1)
+
+
 def main(folder: str, processes: str, index: str, address: str) -> None:
-  if int(processes) > 1:
-    jax.distributed.initialize(address, int(processes), int(index))
-  cfg = tiny.settings(tiny.DENSE, {'fsdp': 4})
+  sizes = {'fsdp': 4, 'processes': int(processes)}
+  cfg = tiny.settings(tiny.DENSE, sizes)
+  ours = team.join(cfg.mesh, int(index), address, threading.Event())
   on = mesh.open(cfg, tiny.VOCAB)
   tx = optimizer.make(cfg.optim, optimizer.schedule(cfg.optim))
   params = mesh.init(on, jax.random.key(0))
   state = mesh.state(on, params, tx)
-  published = mesh.to_host(on, params)
-  rows = mesh.rows(on, 8)
+  published = gather.to_host(params, ours)
+  part = mesh.part(on, numbered(cfg), int(index))
   saved = checkpoint.Checkpoints(folder, config.Checkpoint())
   saved.save(1, state, {'below': 3})
   got, extra = saved.restore(state)
   saved.close()
+  held = reference.keep(folder, params)
+  same = reference.load(folder, params)
+  kept = ([x.addressable_data(0) for x in jax.tree.leaves(s)] for s in (held, same))
   back = ([x.addressable_data(0) for x in jax.tree.leaves(s)] for s in (got, state))
   host = jax.device_get(tiny.start(tiny.settings(tiny.DENSE, {})))
   grad, new = mesh_main.step(cfg, tiny.VOCAB, host, mesh_main.batch(cfg, tiny.VOCAB, 3))
@@ -66,12 +78,14 @@ def main(folder: str, processes: str, index: str, address: str) -> None:
   found = {
     'devices': [len(jax.local_devices()), jax.device_count()],
     'sum': total(on),
-    'rows': [rows.start, rows.stop],
+    'rows': sorted({int(x) for x in part.token_MBT.ravel()}),
     'published': digest(published) if published else '',
     'restored': extra == {'below': 3} and fixtures.same_bits(*back),
+    'reference': fixtures.same_bits(*kept),
     'after': digest(new),
   }
   print(json.dumps(found), flush=True)
+  ours.end(0)
 
 
 if __name__ == '__main__':

@@ -59,12 +59,12 @@ def test_processes_sum_step_publish_and_checkpoint_as_one(alone, processes, tmp_
   assert [x['sum'] for x in found] == [6.0] * processes == [want['sum']] * processes
   # Each gives its own rows of the batch, and together they give all.
   assert [x['rows'] for x in found] == [
-    [8 // processes * i, 8 // processes * (i + 1)] for i in range(processes)
+    list(range(8 // processes * i, 8 // processes * (i + 1))) for i in range(processes)
   ]
   # Process 0 alone holds what is published.
   assert found[0]['published'] == want['published']
   assert [x['published'] for x in found[1:]] == [''] * (processes - 1)
-  assert all(x['restored'] for x in found)
+  assert all(x['restored'] and x['reference'] for x in found)
   assert len({x['after'] for x in found}) == 1
   with (
     np.load(of / 'gradient1.npz') as one,

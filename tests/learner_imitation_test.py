@@ -117,8 +117,11 @@ def done() -> tuple[st.State, list[dict[str, float]]]:
   episodes.wait(1, no)
   tx = optimizer.make(CFG.optim, imitation.schedule(CFG.imitation))
   start = st.init(jax.tree.map(np.array, fixtures.params()), tx)
-  states, rows = zip(*imitation.run(start, episodes, CFG, DEVICES), strict=True)
-  return states[-1], [{k: float(v) for k, v in row.items()} for row in rows]
+  step, state, rows = imitation.step(CFG, DEVICES, start), start, []
+  for batch in imitation.batches(episodes, CFG):
+    state, metrics = step(state, batch)
+    rows.append({k: float(v) for k, v in metrics.items()})
+  return state, rows
 
 
 def test_a_step_is_weighted_cross_entropy_divided_by_its_weights(done):

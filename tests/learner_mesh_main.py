@@ -109,7 +109,7 @@ def born() -> dict[str, bool | float]:
       if b.any()
     ),
     'largest share': max(shares),
-    'published alike': fixtures.same_bits(mesh.to_host(on, params), host),
+    'published alike': fixtures.same_bits(apply.to_host(params), host),
   }
 
 

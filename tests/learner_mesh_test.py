@@ -63,7 +63,7 @@ def test_on_one_device_the_program_is_the_one_without_a_mesh():
   assert on.mesh is None and on.replicas is None
   batch = program.mesh_main.batch(cfg, program.VOCAB, 1)
   assert mesh.put(on, batch) is batch
-  assert mesh.rows(on, 8) == slice(0, 8)
+  assert mesh.part(on, batch, 0) is batch
   key = jax.random.key(0)
   params = mesh.init(on, key)
   assert fixtures.same_bits(params, p.init(p.abstract(cfg.model, program.VOCAB), key))

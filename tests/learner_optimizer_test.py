@@ -123,9 +123,9 @@ def families() -> list[config.Model]:
 
 
 def test_every_parameter_has_a_row_and_every_row_a_parameter():
-  seen = set()
+  seen, lora = set(), config_model.Lora(rank=2)
   for cfg in families():
-    tree = p.abstract(cfg, 31)
+    tree = p.abstract(dataclasses.replace(cfg, lora=lora), 31)
     seen |= {optimizer.name(x) for x, _ in jax.tree_util.tree_leaves_with_path(tree)}
   assert seen <= set(optimizer.TABLE)
 

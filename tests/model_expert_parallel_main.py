@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swe17 import config_model
-from swe17.model import moe, sharding
+from swe17.model import lora, moe, sharding
 from swe17.model import params as p
 
 D, F, E, K, B, T = 16, 8, 8, 3, 8, 12
@@ -38,7 +38,15 @@ def leaves(cfg: config_model.Moe) -> p.Moe:
   def w(*shape: int) -> jax.Array:
     return jnp.asarray(np.float32(rng.normal(size=shape) / np.sqrt(shape[-2])))
 
+  def adapter(In: int, Out: int) -> lora.Adapter:
+    return lora.Adapter(w(E, In, 2), w(E, 2, Out), scale=0.5)
+
   sigmoid = cfg.router == 'sigmoid'
+  adapters = {
+    'expert_gate': adapter(D, F),
+    'expert_up': adapter(D, F),
+    'expert_down': adapter(F, D),
+  }
   return p.Moe(
     router_NDE=w(D, E),
     wg_NEDF=w(E, D, F),
@@ -46,6 +54,7 @@ def leaves(cfg: config_model.Moe) -> p.Moe:
     wd_NEFD=w(E, F, D),
     bias_NE=w(1, E)[0] if sigmoid else None,
     shared=p.Dense(w(D, F), w(D, F), w(F, D)) if sigmoid else None,
+    lora=adapters if sigmoid else None,
   )
 
 

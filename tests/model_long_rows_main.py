@@ -37,20 +37,26 @@ def inputs(B: int, T: int, Q: int, C: int, H: int, U: int) -> tuple:
   return q, k, v, w, np.int32(segment)
 
 
-def value_and_gradient(fn, chunk: int):
+def value_and_gradient(fn, chunk: int, shared: bool = False):
+  """`fn` of segments alone or, `shared`, with the first a prefix of all others."""
+
   def loss(q, k, v, w, segment):
-    out = fn(q, k, v, segment, chunk)
+    prefix = (jnp.where(segment > 1, 1, 0),) if shared else ()
+    out = fn(q, k, v, segment, chunk, *prefix)
     return jnp.sum(out * w), out
 
   return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
 
 
 def difference(sizes: dict[str, int], chunk: int, shape: tuple) -> float:
-  """Largest difference of output and gradients from attention without a mesh."""
-  args = inputs(*shape)
-  want = value_and_gradient(attention.packed, 16)(*args)
+  """Largest difference of output and gradients from attention without a mesh.
+
+  With heads split, segments also share a prefix.
+  """
+  args, shared = inputs(*shape), sizes.get('tensor', 1) > 1
+  want = value_and_gradient(attention.packed, 16, shared)(*args)
   with jax.set_mesh(sharding.mesh(sizes)):
-    got = value_and_gradient(ring_attention.packed, chunk)(*args)
+    got = value_and_gradient(ring_attention.packed, chunk, shared)(*args)
   pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
   return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
 

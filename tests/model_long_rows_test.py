@@ -65,13 +65,13 @@ def test_splash_in_interpret_mode_equals_the_chunked_form():
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.parametrize('chunk', [16, 24, 100])
-def test_what_cudnn_is_asked_equals_the_chunked_form(chunk):
+@pytest.mark.parametrize('chunk, shared', [(16, False), (24, True), (100, False)])
+def test_what_cudnn_is_asked_equals_the_chunked_form(chunk, shared):
   """Masks, chunks and narrow values, computed by XLA in cuDNN's place."""
-  q, k, v, w, segment = program.inputs(2, 64, 4, 2, 8, 6)
+  args = program.inputs(2, 64, 4, 2, 8, 6)
   asked = functools.partial(attention_kernels.cudnn, chunk=chunk, implementation='xla')
-  got = program.value_and_gradient(lambda *a: asked(*a[:4]), 0)(q, k, v, w, segment)
-  want = program.value_and_gradient(attention.packed, 16)(q, k, v, w, segment)
+  of = program.value_and_gradient(lambda *a: asked(*a[:4], *a[5:]), 0, shared)
+  got, want = of(*args), program.value_and_gradient(attention.packed, 16, shared)(*args)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     np.testing.assert_allclose(a, b, atol=2e-5)
 

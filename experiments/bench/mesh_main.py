@@ -70,7 +70,7 @@ class Case:
   """
 
   model: config.Model
-  sizes: dict[str, int]
+  sizes: dict[str, Any]
   exact: bool = False
   against: str = ''
 
@@ -170,7 +170,7 @@ def step(
   cfg: config.Config, vocab: int, params: p.Params, of: st.Batch
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   """(summed gradient, parameters after one step), by name, on every process."""
-  devices = jax.devices()[: int(np.prod(list(cfg.mesh.sizes.values())))]
+  devices = jax.devices()[: cfg.mesh.devices]
   on = mesh.open(cfg, vocab, devices)
   tx = optimizer.make(cfg.optim, optimizer.schedule(cfg.optim))
   loss_fn = functools.partial(update.policy_loss_fn, model=cfg.model, cfg=cfg.loss)
@@ -183,8 +183,7 @@ def step(
     return update.apply_gradient(state, mean, tx)[0], grad
 
   state = placed(on, params, tx)
-  rows = mesh.rows(on, of.token_MBT.shape[1])
-  mine = jax.tree.map(lambda x: x[:, rows] if np.ndim(x) else x, of)
+  mine = mesh.part(on, of, jax.process_index())
   with mesh.scope(on):
     new, grad = mesh.jit(on, run, state)(state, mesh.put(on, mine))
   return _whole(grad), _whole(new.params)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from swe17.learner import state as st
+from swe17.model import lora
 from swe17.model import params as p
 
 # (params, one micro-batch [B, T]) -> (loss summed over tokens, additive pieces)
@@ -41,7 +42,7 @@ def gradient(
 
   Args:
     loss_fn: loss of one micro-batch.
-    params: where the gradient is taken.
+    params: where the gradient is taken; by adapters alone, if it has any.
     batch: micro-batches [M, B, ...].
     add: joins two (loss, pieces, gradient).
     exact: sum in the fixed tree.
@@ -79,7 +80,12 @@ def _local(
 ) -> tuple[jax.Array, Any, p.Params]:
   def one(i: jax.Array) -> tuple[jax.Array, Any, p.Params]:
     micro = jax.tree.map(lambda x: x[i] if jnp.ndim(x) else x, batch)
-    (loss, pieces), grad = jax.value_and_grad(loss_fn, has_aux=True)(params, micro)
+
+    def loss_of(trained: p.Tree) -> tuple[jax.Array, Any]:
+      return loss_fn(lora.moved(params, trained), micro)
+
+    trained = lora.trained(params)
+    (loss, pieces), grad = jax.value_and_grad(loss_of, has_aux=True)(trained)
     # Summed in float32, whatever the weights were held in.
     return loss, pieces, jax.tree.map(lambda g: g.astype(jnp.float32), grad)
 

@@ -2,18 +2,20 @@
 
 A group's rewards are shaped by `rewards`, from raw outcomes; its baseline is over
 episodes, never rows. Segments are packed first-fit, longest first, into rows of a fixed
-length, so that one compiled shape serves every step.
+length, so that one compiled shape serves every step; those that begin alike share what
+they have in common (learner/prompts.py).
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 
 from swe17 import config, types
 from swe17 import kept as kept_sets
-from swe17.learner import rewards
+from swe17.learner import prompts, rewards
 from swe17.learner import state as st
 from swe17.metrics import records
 
@@ -167,34 +169,79 @@ def _every_version(members: Sequence[types.Episode]) -> dict[int, int]:
   return {v: v for v in versions if v is not None}
 
 
-def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+def pack(
+  lengths: Sequence[int],
+  row_length: int,
+  sets: Sequence[prompts.Shared] | None = None,
+) -> list[list[int]]:
   """Rows of item indices: first fit, longest first, ties by index.
 
-  A row takes `state.SEGMENTS_A_ROW` items at most.
+  Members of a set follow each other. One goes to a row that has their prefix, if it
+  fits one, and else with the prefix to another. A row takes `state.SEGMENTS_A_ROW`
+  segments at most, prefixes included.
+
+  Args:
+    lengths: of items, prefix included.
+    row_length: what a row takes.
+    sets: who shares a prefix, every item in one; None: nobody does.
 
   Raises:
     ValueError: an item is longer than a row.
   """
-  rows: list[list[int]] = []
-  room: list[int] = []
-  for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-    if lengths[i] > row_length:
+  for length in lengths:
+    if length > row_length:
       raise ValueError(
-        f'a segment of {lengths[i]} tokens does not fit a row of {row_length}; '
+        f'a segment of {length} tokens does not fit a row of {row_length}; '
         'raise batch.row_length or lower agent.max_context'
       )
-    fits = (
-      r
-      for r, free in enumerate(room)
-      if free >= lengths[i] and len(rows[r]) < st.SEGMENTS_A_ROW
-    )
-    at = next(fits, len(rows))
-    if at == len(rows):
-      rows.append([])
-      room.append(row_length)
-    rows[at].append(i)
-    room[at] -= lengths[i]
+  rows: list[list[int]] = []
+  room: list[int] = []
+  places: list[int] = []  # segments that a row may take yet
+  sets = prompts.alone(len(lengths)) if sets is None else sets
+  ordered = [
+    (s.prefix, sorted(s.members, key=lambda i: (-lengths[i], i))) for s in sets
+  ]
+  for prefix, members in sorted(ordered, key=lambda s: (-lengths[s[1][0]], s[1])):
+    here: list[int] = []  # rows that have the prefix
+    for i in members:
+      tail = lengths[i] - prefix
+      fits = (r for r in here if room[r] >= tail and places[r])
+      at = next(fits, None)
+      if at is None:
+        taken = 1 + bool(prefix)
+        fits = (
+          r for r, free in enumerate(room) if free >= lengths[i] and places[r] >= taken
+        )
+        at = next(fits, len(rows))
+        if at == len(rows):
+          rows.append([])
+          room.append(row_length)
+          places.append(st.SEGMENTS_A_ROW)
+        here.append(at)
+        room[at] -= prefix
+        places[at] -= taken - 1
+      rows[at].append(i)
+      room[at] -= tail
+      places[at] -= 1
   return rows
+
+
+def layout(
+  items: Sequence[Item],
+  cfg: config.Batch,
+  routes: tuple[int, int, int] | None = None,
+) -> tuple[list[list[int]], list[prompts.Shared]]:
+  """Rows of item indices, and who shares a prefix in them.
+
+  Prompts are shared if `cfg` says so, unless that takes more rows.
+  """
+  lengths = [item.segment.token_T.size - 1 for item in items]
+  rows, sets = pack(lengths, cfg.row_length), prompts.alone(len(items))
+  if not cfg.share_prompts:
+    return rows, sets
+  shared = prompts.shared([item.segment for item in items], cfg.row_length, routes)
+  fewer = pack(lengths, cfg.row_length, shared)
+  return (fewer, shared) if len(fewer) <= len(rows) else (rows, sets)
 
 
 def fill(
@@ -217,29 +264,39 @@ def fill(
     K: width of the padded kept sets; at least 1.
     denominator: what the summed loss is divided by.
     version: the learner's present weight version.
-    context_weight: for imitation: the weight of tokens nobody sampled; None: only
-      sampled tokens count.
+    context_weight: for imitation: the weight of tokens nobody sampled, whose prompts
+      are not shared; None: only sampled tokens count.
     routes: (layers, experts a token, experts) of the routes to replay
       (`config.Model.routes`); None: the batch has none.
   """
   B, T = cfg.micro_rows, cfg.row_length
-  rows = pack([item.segment.token_T.size - 1 for item in items], T)
+  if context_weight is not None:
+    cfg = dataclasses.replace(cfg, share_prompts=False)
+  rows, sets = layout(items, cfg, routes)
+  shared = {i: s for s in sets for i in s.members}
   if len(rows) > micro * B:
     raise ValueError(f'got {len(rows)} rows, want at most {micro} x {B}')
   M = micro
   # Nothing is asked by episode of scripted ones.
   names = [item.episode for item in items] if context_weight is None else []
   episodes = _numbered(names, M * B * st.EPISODES_A_ROW) or [0] * len(items)
-  a = _blank(M * B, T, max(K, 1), routes)
+  a = _blank(M * B, T, max(K, 1), routes, cfg.share_prompts)
   for r, row in enumerate(rows):
-    at = turns = 0
-    for j, i in enumerate(row):
-      segment = items[i].segment
-      to = slice(at, at + segment.token_T.size - 1)
-      put = {k: v[r, to] for k, v in a.items()}  # views: what is written lands in `a`
-      turns = _put(put, items[i], turns, version, context_weight)
-      put['segment_MBT'][:], put['episode_MBT'][:] = j + 1, episodes[i]
-      at = to.stop
+    at = turns = place = 0
+    held: dict[prompts.Shared, int] = {}  # places of prefixes
+    for i in row:
+      of, size = shared[i], items[i].segment.token_T.size - 1
+      cuts = [of.prefix, size] if of in held or not of.prefix else [0, of.prefix, size]
+      for start, end in itertools.pairwise(cuts):
+        to = slice(at, at + end - start)
+        put = {k: v[r, to] for k, v in a.items()}  # views: what is written lands in `a`
+        turns = _put(put, items[i], start, turns, version, context_weight)
+        at, place = to.stop, place + 1
+        put['segment_MBT'][:], put['episode_MBT'][:] = place, episodes[i]
+        if start:
+          put['prefix_MBT'][:] = held[of]
+        elif of.prefix:
+          held[of] = place
   fields: dict[str, Any] = {k: v.reshape(M, B, *v.shape[1:]) for k, v in a.items()}
   for name in _MEASURED:
     fields[f'{name}_MBT'] = np.zeros((M, B, T), np.float32)
@@ -249,7 +306,7 @@ def fill(
 
 
 def _blank(
-  R: int, T: int, K: int, routes: tuple[int, int, int] | None
+  R: int, T: int, K: int, routes: tuple[int, int, int] | None, prefixes: bool
 ) -> dict[str, np.ndarray]:
   """Padding, `R` rows of it: the fields of a batch before anything is put in."""
   ids = ('token', 'position', 'segment', 'target', 'turn', 'episode')
@@ -261,37 +318,42 @@ def _blank(
   a['kept_ids_MBTK'] = np.full((R, T, K), -1, np.int32)
   if routes is not None:
     a['routes_MBTNK'] = np.full((R, T, *routes[:2]), -1, np.int16)
+  if prefixes:
+    a['prefix_MBT'] = np.zeros((R, T), np.int32)
   return a
 
 
 def _put(
   put: dict[str, np.ndarray],
   item: Item,
+  start: int,
   turns: int,
   version: int,
   context_weight: float | None,
 ) -> int:
-  """Writes one segment to its places in a row, where `turns` stand before it.
+  """Writes a segment's inputs from `start` on to their places in a row.
 
-  Returns the number of turns with it.
+  `turns` stand before them in the row; returns their number with them.
   """
-  segment, mask = item.segment, item.segment.mask_T[1:]
-  put['token_MBT'][:] = segment.token_T[:-1]
-  put['position_MBT'][:] = np.arange(mask.size)
-  put['target_MBT'][:] = segment.token_T[1:]
+  segment, size = item.segment, put['token_MBT'].size
+  of, to = slice(start, start + size), slice(start + 1, start + 1 + size)
+  mask = segment.mask_T[to]
+  put['token_MBT'][:] = segment.token_T[of]
+  put['position_MBT'][:] = np.arange(start, start + size)
+  put['target_MBT'][:] = segment.token_T[to]
   put['mask_MBT'][:] = mask
-  put['mu_logp_MBT'][:] = segment.mu_logp_T[1:]
+  put['mu_logp_MBT'][:] = segment.mu_logp_T[to]
   put['fresh_MBT'][:] = bool((segment.version_T[segment.mask_T] == version).all())
   other = 0.0 if context_weight is None else context_weight
-  put['adv_MBT'][:] = np.where(mask, item.adv_T(), other)
-  put['temperature_MBT'][:] = np.where(mask, segment.temperature_T[1:], 1.0)
+  put['adv_MBT'][:] = np.where(mask, item.adv_T()[of], other)
+  put['temperature_MBT'][:] = np.where(mask, segment.temperature_T[to], 1.0)
   kept = put['kept_ids_MBTK']
-  kept[:] = kept_sets.padded(segment.kept, kept.shape[-1])[1:]
+  kept[:] = kept_sets.padded(segment.kept, kept.shape[-1])[to]
   if 'routes_MBTNK' in put and segment.routes_RNK is not None:
-    # Row i is of input i; the last token is no input, and the tail was never fed.
-    fed = segment.routes_RNK[: mask.size]
+    # Row i is of input i; the last token is no input, and the end was never fed.
+    fed = segment.routes_RNK[of]
     put['routes_MBTNK'][: len(fed)] = fed
-  turn_T = _turns(segment) + turns
+  turn_T = _turns(segment)[of] + turns
   put['turn_MBT'][:] = turn_T
   return int(turn_T.max(initial=turns))
 

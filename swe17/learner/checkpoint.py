@@ -3,6 +3,10 @@
 A checkpoint is complete or it does not exist: orbax writes to a temporary folder and
 renames it, and an older one is deleted only after that. The cursors (consumed groups,
 versions) travel in the same commit, so nothing is trained twice or lost.
+
+On several processes each writes its own shards: `save` and `restore` are calls for all
+of them, on one folder that all of them see. A checkpoint names no process: it comes
+back on any number of them, and on any mesh.
 """
 
 from collections.abc import Mapping
@@ -31,7 +35,7 @@ class Checkpoints:
 
     False, and nothing done, if there is a checkpoint of `step`: its `extra` stays.
     """
-    if step in self._manager.all_steps():
+    if self.has(step):
       return False
     self._manager.save(
       step,
@@ -41,6 +45,10 @@ class Checkpoints:
     )
     self._manager.wait_until_finished()
     return True
+
+  def has(self, step: int) -> bool:
+    """Whether there is a complete checkpoint of `step`."""
+    return step in self._manager.all_steps()
 
   def latest(self) -> int | None:
     """The newest complete step."""
@@ -55,7 +63,7 @@ class Checkpoints:
       FileNotFoundError: there is no such checkpoint.
     """
     step = self.latest() if step is None else step
-    if step is None or step not in self._manager.all_steps():
+    if step is None or not self.has(step):
       raise FileNotFoundError(
         f'no checkpoint of step {step} in {self._manager.directory}'
       )

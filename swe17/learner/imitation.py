@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import functools
 import logging
 import time
+from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -82,26 +82,25 @@ def schedule(cfg: config.Imitation) -> optax.Schedule:
   )
 
 
-def run(
-  state: st.State, episodes: Episodes, cfg: config.Config, devices: mesh.Devices
-) -> Iterator[tuple[st.State, dict[str, jax.Array]]]:
-  """Yields (state, metrics) after every imitation step. `state` is donated.
+def step(cfg: config.Config, devices: mesh.Devices, like: st.State) -> Any:
+  """(state, batch) -> (state, metrics): one imitation step, jitted, the state donated.
 
-  The state's optimiser part must come from `optimizer.make(cfg.optim, schedule)`.
+  `like` is a state whose optimiser part is of `optimizer.make(cfg.optim, schedule)`.
   """
   tx = optimizer.make(cfg.optim, schedule(cfg.imitation))
-  step = functools.partial(
+  one = functools.partial(
     update.imitate, model=cfg.model, tx=tx, exact=cfg.optim.exact_sum
   )
-  jitted = mesh.jit(devices, step, state)
+  return mesh.jit(devices, one, like)
+
+
+def batches(episodes: Episodes, cfg: config.Config) -> Iterator[st.Batch]:
+  """The batches of the warm start, on the host: one a step."""
   batch_cfg, rows = cfg.batch, cfg.imitation.rows
   micro = -(-rows // batch_cfg.micro_rows)
   room = int(FILLED * micro * batch_cfg.micro_rows * batch_cfg.row_length)
   for _ in range(cfg.imitation.steps):
-    batch = mesh.put(devices, _fill(episodes, room, micro + 1, cfg))
-    with mesh.scope(devices):
-      state, metrics = jitted(state, batch)
-    yield state, metrics
+    yield _fill(episodes, room, micro + 1, cfg)
 
 
 def _fill(episodes: Episodes, room: int, micro: int, cfg: config.Config) -> st.Batch:

@@ -4,11 +4,11 @@
 
 The store is all it talks to. A version is published every `sync.publish_every` steps
 with the plan: what samplers and rollouts must know. SIGTERM ends it between two steps,
-with a checkpoint.
+with a checkpoint. Of several learner processes this is process 0, and the others do
+what it says (learner/jobs.py); a SIGTERM to any of them is one to all.
 """
 
-from collections.abc import Callable, Sequence
-import functools
+from collections.abc import Sequence
 import signal
 import sys
 import threading
@@ -19,17 +19,14 @@ import jax
 import numpy as np
 
 from swe17 import config
-from swe17.learner import batching, buffer, mesh, optimizer, process, summary, update
+from swe17.learner import batching, buffer, optimizer, process, summary
 from swe17.learner import state as st
+from swe17.learner import team as teams
 from swe17.metrics import alarms, records
-from swe17.model import params as p
 from swe17.store import groups as group_store
 from swe17.sync import publisher
 
-# (state, batch, reference) -> (state, metrics), jitted
-Step = Callable[
-  [st.State, st.Batch, p.Params | None], tuple[st.State, dict[str, jax.Array]]
-]
+_SETTLE = 2.0  # s in which a process that is gone is noticed
 DEAD_BATCHES = 5  # batches in a row without any signal that stop the run
 
 
@@ -37,46 +34,53 @@ class Dead(RuntimeError):
   """Training cannot go on; the sentence says why."""
 
 
-def run(cfg: config.Config, resume: bool) -> int:
-  """Runs the learner role to its end. Exit code 0 done, 1 stopped, 2 cannot go on."""
+def run(cfg: config.Config, resume: bool, index: int = 0, coordinator: str = '') -> int:
+  """Runs the learner role to its end. Exit code 0 done, 1 stopped, 2 cannot go on.
+
+  Args:
+    cfg: all settings.
+    resume: go on from the newest checkpoint.
+    index: which of the learner's processes this is.
+    coordinator: host:port of process 0, if there are several.
+  """
   stop = threading.Event()
+  team = teams.join(cfg.mesh, index, coordinator, stop)
   signal.signal(signal.SIGTERM, lambda *_: stop.set())
-  run_ = process.open_run(cfg, stop)
+  try:
+    code, text = _lead(cfg, team, resume, stop) if index == 0 else _follow(cfg, team)
+    team.end(code, text)
+  except Exception as e:
+    # A collective fails, by whatever exception, when another process is gone.
+    team.settle(_SETTLE)
+    team.fail(f'{type(e).__name__}: {e}')
+    raise
+  if text:
+    print(f'error: {text}', file=sys.stderr)
+  return code
+
+
+def _follow(cfg: config.Config, team: teams.Team) -> tuple[int, str]:
+  """What process 0 says, to its end."""
+  job = process.open_jobs(cfg, team)
+  try:
+    return job.follow()
+  finally:
+    job.close()
+
+
+def _lead(
+  cfg: config.Config, team: teams.Team, resume: bool, stop: threading.Event
+) -> tuple[int, str]:
+  """The whole run: its exit code, and why if it cannot go on."""
+  run_ = process.open_run(cfg, team, stop)
   try:
     process.begin(run_, resume)
-    if stop.is_set():
-      return 1
-    return _train(run_)
+    return (1 if stop.is_set() else _train(run_)), ''
   except (Dead, publisher.PublishConflict) as e:
     run_.events.write('alarm', text=str(e))
-    print(f'error: {e}', file=sys.stderr)
-    return 2
+    return 2, str(e)
   finally:
-    run_.checkpoints.close()
-
-
-def _compiler(run_: process.Run) -> Callable[[st.Batch], Step]:
-  """The update, compiled for a batch's shape: once for each number of micro-batches."""
-  cfg = run_.cfg
-  step = functools.partial(
-    update.update,
-    model=cfg.model,
-    loss=cfg.loss,
-    tx=process.policy_optimiser(cfg),
-    exact=cfg.optim.exact_sum,
-    mesh=run_.devices.replicas,
-  )
-  jitted = mesh.jit(run_.devices, step, run_.state)
-  compiled: dict[int, Step] = {}
-
-  def of(batch: st.Batch) -> Step:
-    M = batch.token_MBT.shape[0]
-    if M not in compiled:
-      with mesh.scope(run_.devices):
-        compiled[M] = jitted.lower(run_.state, batch, run_.reference).compile()
-    return compiled[M]
-
-  return of
+    run_.jobs.close()
 
 
 def _train(run_: process.Run) -> int:
@@ -84,14 +88,13 @@ def _train(run_: process.Run) -> int:
   resumed = run_.step if run_.resumed else None
   if run_.resumed:
     # Versions of the steps that are lost may be out: samplers go on from these weights.
-    process.publish(run_, mesh.to_host(run_.devices, run_.state.params))
-  step_fn = _compiler(run_)
+    process.publish(run_, run_.jobs.to_host())
   if run_.step < cfg.steps:
-    step_fn(_fill(run_, [], 1))  # compiled while the first groups are sampled
+    run_.jobs.compile(_fill(run_, [], 1))  # while the first groups are sampled
   began = time.monotonic()
   with records.Writer(cfg.run_dir, resume_step=resumed) as writer:
     while run_.step < cfg.steps:
-      row = _one_step(run_, step_fn, began)
+      row = _one_step(run_, began)
       if row is None:
         break
       writer.write(row)
@@ -125,9 +128,7 @@ def _take(run_: process.Run) -> buffer.Taken | None:
   return None
 
 
-def _one_step(
-  run_: process.Run, step_fn: Callable[[st.Batch], Step], began: float
-) -> dict[str, Any] | None:
+def _one_step(run_: process.Run, began: float) -> dict[str, Any] | None:
   """One batch with signal, one update, one version, one row. None: told to stop."""
   cfg, start = run_.cfg, time.monotonic()
   consumed, ages, dropped = [], [], 0
@@ -159,10 +160,12 @@ def _one_step(
   values = summary.of_groups(consumed, ages, cfg.sampler.top_k)
   batch = _fill(run_, assembled.items, assembled.denominator_episodes)
   updating = time.monotonic()
-  run_.state, metrics = step_fn(batch)(run_.state, batch, run_.reference)
+  metrics = run_.jobs.update(batch)
+  due = run_.step % cfg.sync.publish_every == 0 or run_.step >= cfg.steps
   # The published copy is fetched to the host before the state is donated again, and
   # with it the metrics: at one version a step both wait for the same computation.
-  host, metrics = mesh.to_host(run_.devices, run_.state.params), jax.device_get(metrics)
+  host = run_.jobs.to_host() if due else None
+  metrics = jax.device_get(metrics)
   updated = time.monotonic() - updating
   run_.skipped += int(metrics['skipped_steps'])
   if not np.isfinite(metrics['grad_norm']) and cfg.optim.on_nonfinite == 'stop':
@@ -196,7 +199,7 @@ def _no_signal(run_: process.Run, assembled: batching.Assembled) -> None:
   A version with the same weights carries the cursor, so that rollouts go on.
   """
   run_.dead_batches += 1
-  process.publish(run_, mesh.to_host(run_.devices, run_.state.params))
+  process.publish(run_, run_.jobs.to_host())
   if run_.dead_batches >= DEAD_BATCHES:
     reasons = dict(run_.buffer.dropped.most_common(3))
     raise Dead(
@@ -208,14 +211,14 @@ def _no_signal(run_: process.Run, assembled: batching.Assembled) -> None:
 
 
 def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> st.Batch:
-  """The batch of `items`; `episodes` is the denominator's number of them."""
+  """The batch of `items`, on the host; `episodes` of them count in the denominator."""
   cfg = run_.cfg
   sizes = [item.segment.token_T.size - 1 for item in items]
   rows = len(batching.pack(sizes, cfg.batch.row_length))
   # A static size for the usual batch; a larger one (several batches without signal
   # before it) costs one more compilation.
   usual = -(-cfg.batch.groups * cfg.rollout.group_size // cfg.batch.micro_rows)
-  batch = batching.fill(
+  return batching.fill(
     items,
     micro=max(usual, -(-rows // cfg.batch.micro_rows)),
     cfg=cfg.batch,
@@ -225,13 +228,13 @@ def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> s
     version=run_.version if run_.step_of[run_.version] == run_.step else -1,
     routes=cfg.model.routes,
   )
-  return mesh.put(run_.devices, batch)
 
 
-def _publish_values(run_: process.Run, host: dict[str, np.ndarray]) -> dict[str, Any]:
-  """Publishes if a version is due, and what that came to."""
-  due = run_.step % run_.cfg.sync.publish_every == 0 or run_.step >= run_.cfg.steps
-  if not due:
+def _publish_values(
+  run_: process.Run, host: dict[str, np.ndarray] | None
+) -> dict[str, Any]:
+  """Publishes `host` if a version is due, and what that came to."""
+  if host is None:
     return {'version': run_.version, 'publish_seconds': 0.0}
   published = process.publish(run_, host)
   return {

@@ -2,9 +2,8 @@
 
   open -> init: parameters are born split, never whole on one device
        -> state: the optimiser's part lies as the parameters do
-       -> put: each process gives its own rows of a batch, [M, B, T, ...]
+       -> part, put: each process gives its own part of a batch, [M, B, T, ...]
        -> jit: the step, whose state comes out where it went in
-       -> to_host: parameters as they are published, gathered one leaf at a time
 
 On one device no mesh is set and nothing is said: the program is as without this file.
 
@@ -12,9 +11,8 @@ With `optim.exact_sum` and several replicas, each holds a whole copy, and micro-
 of its own (learner/accumulate.py). No other axis may be above 1 then: what splits a
 product changes the order of its sum.
 
-On several processes (`jax.distributed`) all of them run the same program. `to_host` is
-a call for all, and gives the tensors to process 0 alone, which publishes; checkpoints
-are written by all (orbax), each its own shards.
+On several processes (learner/team.py) all of them run the same program, on a mesh over
+all of their devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +30,6 @@ from swe17 import config
 from swe17.learner import state as st
 from swe17.model import params as p
 from swe17.model import sharding
-from swe17.sync import apply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +130,10 @@ def jit(on: Devices, step: Callable[..., Any], like: st.State) -> Any:
 
 
 def put(on: Devices, batch: st.Batch) -> st.Batch:
-  """A batch of this process's rows (all of them, if there is one) on the devices."""
+  """A batch of this process's part (all of it, if there is one) on the devices."""
   if on.mesh is None:
     return batch
-  spec = jax.P() if on.whole else jax.P(None, sharding.BATCH, 'context')
-  split = jax.sharding.NamedSharding(on.mesh, spec)
+  split = _split(on)
 
   def of(x: np.ndarray) -> jax.Array:
     where = split if np.ndim(x) else _everywhere(on)
@@ -146,32 +142,48 @@ def put(on: Devices, batch: st.Batch) -> st.Batch:
   return jax.tree.map(of, batch)
 
 
-def rows(on: Devices, B: int) -> slice:
-  """Which of a micro-batch's `B` rows this process gives to `put`."""
-  if on.mesh is None or on.whole:
-    return slice(0, B)
-  split = jax.sharding.NamedSharding(on.mesh, jax.P(sharding.BATCH))
-  mine = split.addressable_devices_indices_map((B,)).values()
-  found = [index[0].indices(B)[:2] for index in mine if index is not None]
-  return slice(min(a for a, _ in found), max(b for _, b in found))
+def part(on: Devices, batch: st.Batch, process: int) -> st.Batch:
+  """What a process gives to `put` of a batch on the host: exactly what it holds.
 
-
-def to_host(on: Devices, params: p.Params) -> dict[str, np.ndarray]:
-  """Parameters as they are published, on the host: {name: bfloat16 array}.
-
-  On several processes a call for all; process 0 gets the tensors, the others {}.
+  Raises:
+    ValueError: it holds no block of rows and positions.
   """
-  if on.mesh is None or jax.process_count() == 1:
-    return apply.to_host(params)
-  gather = jax.jit(
-    lambda leaf: leaf.astype(apply.PUBLISHED), out_shardings=_everywhere(on)
-  )
-  host = {}
-  for name, leaf in apply.name_tree(params).items():
-    whole = gather(leaf)
-    if jax.process_index() == 0:
-      host[name] = np.array(whole.addressable_data(0))
-  return host
+  if on.mesh is None or on.whole:
+    return batch
+  split = _split(on)
+
+  def of(x: np.ndarray) -> np.ndarray:
+    return x[_block(split, np.shape(x), process)] if np.ndim(x) else x
+
+  return jax.tree.map(of, batch)
+
+
+def _split(on: Devices) -> jax.sharding.NamedSharding:
+  """Where a batch's arrays lie; `whole`, every device has all of it."""
+  assert on.mesh is not None
+  spec = jax.P() if on.whole else jax.P(None, sharding.BATCH, 'context')
+  return jax.sharding.NamedSharding(on.mesh, spec)
+
+
+def _block(
+  split: jax.sharding.NamedSharding, shape: tuple[int, ...], process: int
+) -> tuple[slice, ...]:
+  """The block of an array that lies on the devices of a process."""
+  held = {
+    tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+    for device, index in split.devices_indices_map(shape).items()
+    if device.process_index == process
+  }
+  block = [
+    (min(a for a, _ in d), max(b for _, b in d)) for d in zip(*held, strict=True)
+  ]
+  full = sum(math.prod(b - a for a, b in one) for one in held)
+  if full != math.prod(b - a for a, b in block):
+    raise ValueError(
+      f'mesh: the devices of process {process} hold {len(held)} parts of a batch that '
+      'are no block: give every process neighbouring devices of the mesh'
+    )
+  return tuple(slice(a, b) for a, b in block)
 
 
 def shardings(on: Devices) -> p.Tree:

@@ -8,6 +8,11 @@
 which leaf form a matrix is said here, leaf by leaf: a rule by shape would give the
 embedding to Muon, or fuse what must stay apart (a layer, an expert, a head where
 configured; Q, K and V). A parameter that the table does not name stops the run.
+
+With adapters (model/lora.py) they alone train, and no state is held for the base. Both
+of their matrices get AdamW: a default of ours. Muon would make the update of A as large
+in every direction as in the first, but what counts is A B, and no measurement known to
+us says that this helps.
 """
 
 from collections.abc import Mapping
@@ -21,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from swe17 import config
-from swe17.model import sharding
+from swe17.model import lora, sharding
 
 ADAMW = 'adamw'
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -88,13 +93,27 @@ _LAYER: Table = {
   'mlp/shared/wd_NFD': _IN_OUT,
 }
 
+# Both matrices of every adapter.
+_ADAPTERS: Table = {
+  f'{at}/lora/{name}/{matrix}': ADAMW
+  for at, names in (
+    ('attn', 'q k v o q_a q_b kv_a kv_b'),
+    ('mlp', 'gate up down expert_gate expert_up expert_down'),
+    ('mlp/shared', 'gate up down'),
+  )
+  for name in names.split()
+  for matrix in ('a_NIr', 'b_NrO')
+}
+
 TABLE: Table = {
   'embed_VD': ADAMW,
   'head_VD': ADAMW,
   'prev_JDD': _IN_OUT,
   'norm_D': ADAMW,
   **{
-    f'{stack}/{leaf}': row for stack in ('dense', 'moe') for leaf, row in _LAYER.items()
+    f'{stack}/{leaf}': row
+    for stack in ('dense', 'moe')
+    for leaf, row in {**_LAYER, **_ADAPTERS}.items()
   },
 }
 
@@ -286,7 +305,9 @@ def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformati
 def make(
   cfg: config.Optim, schedule: optax.Schedule, table: Table = TABLE
 ) -> optax.GradientTransformationExtraArgs:
-  """The transformation for a whole parameter tree.
+  """The transformation for what trains of a parameter tree (`lora.trained`).
+
+  `init` takes the whole tree or that part of it, `update` the part.
 
   Raises (from `init`):
     ValueError: a parameter that `table` does not name, whose axes do not fit its row,
@@ -309,7 +330,10 @@ def make(
     _refuse_low_precision(params)
     return labels(params, table)
 
-  return optax.partition({'muon': muon, 'adamw': adamw}, checked)
+  made = optax.partition({'muon': muon, 'adamw': adamw}, checked)
+  return optax.GradientTransformationExtraArgs(
+    lambda params: made.init(lora.trained(params)), made.update
+  )
 
 
 def rms(updates: optax.Updates) -> jax.Array:

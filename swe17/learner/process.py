@@ -1,8 +1,11 @@
 """What is alive in the learner's process, how it starts, and what it commits.
 
+open_jobs: the state, on each of the learner's processes
 open_run -> begin: a checkpoint, or the warm start and version 0
 publish: one more weight version, with the plan for samplers and rollouts
 save: a checkpoint, after which consumed groups are let go
+
+All but the first is for process 0, which decides (learner/jobs.py).
 """
 
 import dataclasses
@@ -14,12 +17,12 @@ import uuid
 
 import jax
 import numpy as np
-import optax
 
 from swe17 import config
 from swe17.agent import formats
-from swe17.learner import buffer, checkpoint, imitation, mesh, optimizer, reference
+from swe17.learner import buffer, imitation, jobs, mesh
 from swe17.learner import state as st
+from swe17.learner import team as teams
 from swe17.metrics import records, status
 from swe17.model import load
 from swe17.model import params as p
@@ -35,12 +38,10 @@ class Run:
   """Everything alive in this process."""
 
   cfg: config.Config
-  devices: mesh.Devices
+  jobs: jobs.Jobs
   store: kv.Store
-  state: st.State
   buffer: buffer.Buffer
   publisher: publisher.Publisher
-  checkpoints: checkpoint.Checkpoints
   status: status.Status
   events: records.EventLog
   stop: threading.Event
@@ -51,34 +52,38 @@ class Run:
   uncommitted: list[str] = dataclasses.field(default_factory=list)
   budgets: dict[str, float] = dataclasses.field(default_factory=dict)  # by task id
   resumed: bool = False
-  reference: p.Params | None = None  # of the KL penalty, if it is on
+
+  @property
+  def state(self) -> st.State:
+    return self.jobs.state
 
   @property
   def step(self) -> int:
     return int(self.state.step)
 
 
-def open_run(cfg: config.Config, stop: threading.Event) -> Run:
+def open_jobs(cfg: config.Config, team: teams.Team) -> jobs.Jobs:
+  """The state that training begins with; a call for all of the learner's processes."""
+  devices = mesh.open(cfg, formats.load(cfg.model.source).vocab_size)
+  return jobs.Jobs(cfg, team, devices, _values(cfg, devices))
+
+
+def open_run(cfg: config.Config, team: teams.Team, stop: threading.Event) -> Run:
   """The store, the checkpoints and a state that `begin` fills."""
   store = kv.open(cfg.store)
-  vocab = formats.load(cfg.model.source).vocab_size
-  devices = mesh.open(cfg, vocab)
-  tx = optimizer.make(cfg.optim, imitation.schedule(cfg.imitation))
   return Run(
     cfg=cfg,
-    devices=devices,
+    jobs=open_jobs(cfg, team),
     store=store,
-    state=mesh.state(devices, _values(cfg, devices), tx),
     buffer=buffer.Buffer(
       store,
       max_staleness=cfg.rollout.max_staleness,
-      vocab=vocab,
+      vocab=formats.load(cfg.model.source).vocab_size,
       truncates=cfg.sampler.sampling.truncates,
       top_k=cfg.sampler.top_k,
       routes=cfg.model.routes,
     ),
     publisher=publisher.Publisher(store, cfg.sync, attempt=uuid.uuid4().hex[:12]),
-    checkpoints=checkpoint.Checkpoints(cfg.run_dir, cfg.checkpoint),
     status=status.Status(cfg.run_dir, 'learner'),
     events=records.EventLog(os.path.join(cfg.run_dir, 'events.jsonl')),
     stop=stop,
@@ -90,26 +95,20 @@ def _values(cfg: config.Config, devices: mesh.Devices) -> p.Params:
   if not cfg.model.source:
     return mesh.init(devices, jax.random.key(cfg.seed))
   split = None if devices.mesh is None else mesh.shardings(devices)
-  return load.load(cfg.model.source, cfg.model, split)
-
-
-def policy_optimiser(cfg: config.Config) -> optax.GradientTransformationExtraArgs:
-  """The optimiser of the policy's own steps, not of the warm start."""
-  return optimizer.make(cfg.optim, optimizer.schedule(cfg.optim))
+  return load.load(cfg.model.source, cfg.model, split, jax.random.key(cfg.seed))
 
 
 def begin(run_: Run, resume: bool) -> None:
   """Brings the state to where training starts: a checkpoint, or the warm start."""
   run_.status.set('starting', f'{p.count(run_.state.params):,} parameters')
-  tx = policy_optimiser(run_.cfg)
   newest = publisher.latest(run_.store) if resume else None
   run_.version = -1 if newest is None else newest
   if newest is not None:
     run_.publisher.restore(run_.cfg.sync.restore_seconds)
   run_.step_of = dict.fromkeys(range(run_.version + 1), 0)
-  if resume and run_.checkpoints.latest() is not None:
-    like = mesh.state(run_.devices, run_.state.params, tx)
-    run_.state, extra = run_.checkpoints.restore(like)
+  saved = run_.jobs.checkpoints.latest() if resume else None
+  if saved is not None:
+    extra = run_.jobs.restore(saved)
     run_.buffer.consumed = buffer.uncursor(extra['below'], extra['rest'])
     # What was set aside since the checkpoint is in the store no longer.
     run_.buffer.consumed |= group_store.quarantined(run_.store)
@@ -120,17 +119,16 @@ def begin(run_: Run, resume: bool) -> None:
     for version in range(run_.version + 1):
       run_.step_of.setdefault(version, run_.step)
     if run_.cfg.loss.kl_weight:
-      run_.reference = reference.load(run_.cfg.run_dir, run_.state.params)
+      run_.jobs.load_reference()
     run_.resumed = True
     run_.events.write('resume', text=f'learner resumed at step {run_.step}')
     return
   _imitate(run_)
   if not run_.stop.is_set():
-    # The optimiser starts afresh: momentum of the imitation is not the policy's.
-    run_.state = mesh.state(run_.devices, run_.state.params, tx)
+    run_.jobs.begin_policy()
     if run_.cfg.loss.kl_weight:
-      run_.reference = reference.keep(run_.cfg.run_dir, run_.state.params)
-    publish(run_, mesh.to_host(run_.devices, run_.state.params))
+      run_.jobs.keep_reference()
+    publish(run_, run_.jobs.to_host())
     save(run_)
 
 
@@ -142,9 +140,8 @@ def _imitate(run_: Run) -> None:
   if run_.stop.is_set():
     return
   begun = time.monotonic()
-  steps = imitation.run(run_.state, episodes, cfg, run_.devices)
-  for i, (state, metrics) in enumerate(steps, 1):
-    run_.state = state
+  for i, batch in enumerate(imitation.batches(episodes, cfg), 1):
+    metrics = run_.jobs.imitate(batch)
     if run_.stop.is_set():
       return
     if i % 10 == 0 or i == cfg.imitation.steps:
@@ -205,9 +202,8 @@ def save(run_: Run) -> float:
   """Commits the state and cursors, then lets go of consumed groups. Seconds."""
   began = time.monotonic()
   below, rest = buffer.cursor(run_.buffer.consumed)
-  committed = run_.checkpoints.save(
+  committed = run_.jobs.save(
     run_.step,
-    run_.state,
     {
       'below': below,
       'rest': rest,

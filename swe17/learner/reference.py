@@ -11,9 +11,11 @@ start that died before its first checkpoint starts over, and so does its referen
 """
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from swe17 import config
@@ -35,7 +37,9 @@ def _held(params: p.Params) -> p.Params:
 
 
 def _state(params: p.Params) -> st.State:
-  return st.State(params, optax.EmptyState(), jnp.zeros((), jnp.int32))
+  # The count is numpy's: no array of one process's device is written by several.
+  step: Any = np.zeros((), np.int32)
+  return st.State(params, optax.EmptyState(), step)
 
 
 def keep(run_dir: str, params: p.Params) -> p.Params:

@@ -43,22 +43,42 @@ def recorded(micro: st.Batch) -> jax.Array | None:
 
 
 def statistics(top_BTNK: jax.Array, micro: st.Batch, E: int) -> Routing:
-  """What the routers' own choice of a micro-batch says, padding left out."""
+  """What the routers' own choice of a micro-batch says, padding left out.
+
+  A shared prompt counts as often as there are segments that continue it.
+  """
   top_BTNK, zero = jax.lax.stop_gradient(top_BTNK), jnp.zeros((), jnp.float32)
-  real_BT = micro.segment_MBT > 0
-  chosen_BTNK = jnp.where(real_BT[:, :, None, None], top_BTNK, -1)
-  hit_BTNKE = chosen_BTNK[..., None] == jnp.arange(E)[None, None, None, None, :]
+  copies_BT = _copies(micro)
+  hit_BTNKE = top_BTNK[..., None] == jnp.arange(E)[None, None, None, None, :]
+  hit_BTNKE = jnp.where(hit_BTNKE, copies_BT[:, :, None, None, None], 0)
   load_NE = jnp.sum(hit_BTNKE, axis=(0, 1, 3), dtype=jnp.float32)
   recorded_BTNK = recorded(micro)
   if recorded_BTNK is None:
     return Routing(load_NE, zero, zero)
   known_BTN = jnp.all(recorded_BTNK >= 0, axis=-1)
   same_BTN = jnp.all(jnp.sort(top_BTNK) == jnp.sort(recorded_BTNK), axis=-1)
+  times_BT1 = jnp.maximum(copies_BT, 1)[:, :, None]
   return Routing(
     load_NE=load_NE,
-    differ=jnp.sum(known_BTN & ~same_BTN, dtype=jnp.float32),
-    recorded=jnp.sum(known_BTN, dtype=jnp.float32),
+    differ=jnp.sum(jnp.where(known_BTN & ~same_BTN, times_BT1, 0), dtype=jnp.float32),
+    recorded=jnp.sum(jnp.where(known_BTN, times_BT1, 0), dtype=jnp.float32),
   )
+
+
+def _copies(micro: st.Batch) -> jax.Array:
+  """How often each token would be there if no prompt were shared, int32 [B, T]."""
+  segment_BT, prefix_BT = micro.segment_MBT, micro.prefix_MBT
+  once_BT = (segment_BT > 0).astype(jnp.int32)
+  if prefix_BT is None:
+    return once_BT
+  before_BT = jnp.pad(segment_BT[:, :-1], ((0, 0), (1, 0)))
+  first_BT1 = (segment_BT != before_BT)[:, :, None]
+  place_11P = jnp.arange(1, st.SEGMENTS_A_ROW + 1)[None, None, :]
+  tails_B1P = jnp.sum(
+    first_BT1 & (prefix_BT[:, :, None] == place_11P), 1, keepdims=True
+  )
+  held_BT = jnp.sum(jnp.where(segment_BT[:, :, None] == place_11P, tails_B1P, 0), -1)
+  return jnp.maximum(held_BT, once_BT)
 
 
 def metrics(routing: Routing | None) -> dict[str, jax.Array]:

@@ -53,6 +53,9 @@ class Batch:
     denominator: float32 scalar the summed loss is divided by.
     routes_MBTNK: int16 experts of the input token, in slot order, -1 = none recorded;
       None where none are replayed.
+    prefix_MBT: int32 segment of the row that the token's own continues, and sees beside
+      it (a prompt that several share, itself without a trained target), 0 = none; None
+      where prompts are not shared. Positions run on from it.
   """
 
   token_MBT: jax.Array
@@ -75,6 +78,7 @@ class Batch:
   micro: jax.Array
   denominator: jax.Array
   routes_MBTNK: jax.Array | None = None
+  prefix_MBT: jax.Array | None = None
 
 
 def init(params: p.Params, tx: optax.GradientTransformation) -> State:

@@ -9,7 +9,7 @@ micro-batches are summed, then divided once by the batch's one denominator.
 
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any
 
 from flax import struct
 import jax
@@ -20,8 +20,8 @@ from swe17 import config
 from swe17.learner import accumulate as sums
 from swe17.learner import objectives, optimizer, replay
 from swe17.learner import state as st
+from swe17.model import lora, sharding, transformer
 from swe17.model import params as p
-from swe17.model import sharding, transformer
 from swe17.ops import (
   divergence,
   head,
@@ -62,7 +62,9 @@ def _hidden(
 ) -> tuple[jax.Array, jax.Array | None]:
   """Hidden states, and the routers' own choice (None without experts)."""
   place = micro.token_MBT, micro.position_MBT, micro.segment_MBT
-  return transformer.apply_routed(params, *place, recorded_BTNK, cfg=cfg)
+  return transformer.apply_routed(
+    params, *place, recorded_BTNK, cfg=cfg, prefix_BT=micro.prefix_MBT
+  )
 
 
 def _scores(
@@ -224,9 +226,9 @@ def apply_gradient(
   """
   norm = optax.tree.norm(grad)
   ok = jnp.isfinite(norm) & (norm > 0)
-  params: p.Tree = state.params
-  updates, opt = tx.update(grad, state.opt, params)
-  moved = cast(p.Params, optax.apply_updates(params, updates))
+  trained = lora.trained(state.params)
+  updates, opt = tx.update(grad, state.opt, trained)
+  moved = lora.moved(state.params, optax.apply_updates(trained, updates))
   moved = replay.with_bias(moved, state.params, 0.0)
   stepped = st.State(moved, opt, state.step + 1)
   keep = dataclasses.replace(state, step=state.step + 1)

@@ -43,20 +43,37 @@ def packed(
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
   chunk: int,
+  prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
   """Causal attention within segments of packed rows, `chunk` queries at a time.
 
-  Values may have other dimensions (U) than queries and keys.
+  Values may have other dimensions (U) than queries and keys. A query also sees the
+  segment `prefix_BT` of its row, which lies before its own; 0: none.
 
   A chunk looks only at keys up to its own end, so what lies above the diagonal is
   mostly not computed.
   """
-  return _forward(q_BTQH, k_BTCH, v_BTCU, segment_BT, chunk)[0]
+  return _forward(q_BTQH, k_BTCH, v_BTCU, segment_BT, chunk, prefix_BT)[0]
+
+
+def visible(
+  query_Bt: jax.Array, key_Bs: jax.Array, prefix_Bt: jax.Array | None
+) -> jax.Array:
+  """Whether a query's segment, or the prefix it continues, is a key's; bool [B, t, s].
+
+  Of keys that come before the query; padding (segment 0) is nobody's prefix.
+  """
+  see_Bts = query_Bt[:, :, None] == key_Bs[:, None, :]
+  if prefix_Bt is None:
+    return see_Bts
+  prefix_Bt = jnp.where(prefix_Bt > 0, prefix_Bt, -1)
+  return see_Bts | (prefix_Bt[:, :, None] == key_Bs[:, None, :])
 
 
 def _float32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """A product summed and given in float32, whatever the operands' dtype."""
-  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+  """A product summed and given in float32, if the operands' dtype is not wider."""
+  wide = jnp.promote_types(a.dtype, jnp.float32)
+  return jnp.einsum(spec, a, b, preferred_element_type=wide)
 
 
 def _grouped(x_BTQH: jax.Array, C: int) -> jax.Array:
@@ -73,13 +90,19 @@ def _ungrouped(x_BCXH: jax.Array, T: int) -> jax.Array:
 
 
 def _scores(
-  q_BCXH: jax.Array, k_BCSH: jax.Array, segment_BT: jax.Array, start: int, end: int
+  q_BCXH: jax.Array,
+  k_BCSH: jax.Array,
+  segment_BT: jax.Array,
+  prefix_BT: jax.Array | None,
+  start: int,
+  end: int,
 ) -> jax.Array:
   """Masked scores of the queries [start, end) against the keys [0, end)."""
   B, C, X, _ = q_BCXH.shape
   causal_TS = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :]
-  same_BTS = segment_BT[:, start:end, None] == segment_BT[:, None, :end]
-  mask_BTS = same_BTS & causal_TS[None]
+  prefix_Bt = None if prefix_BT is None else prefix_BT[:, start:end]
+  see_BTS = visible(segment_BT[:, start:end], segment_BT[:, :end], prefix_Bt)
+  mask_BTS = see_BTS & causal_TS[None]
   score_BCXS = _float32('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
   score_BCGTS = score_BCXS.reshape(B, C, -1, end - start, end)
   score_BCGTS = jnp.where(mask_BTS[:, None, None], score_BCGTS, _NEVER)
@@ -92,6 +115,7 @@ def _forward(
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
   chunk: int,
+  prefix_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple]:
   T, C = k_BTCH.shape[1:3]
   scale = (1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))).astype(q_BTQH.dtype)
@@ -100,7 +124,8 @@ def _forward(
   for start in range(0, T, chunk):
     end = min(start + chunk, T)
     q_BCXH = _grouped(q_BTQH[:, start:end], C) * scale
-    score_BCXS = _scores(q_BCXH, k_BCTH[:, :, :end], segment_BT, start, end)
+    k_BCSH = k_BCTH[:, :, :end]
+    score_BCXS = _scores(q_BCXH, k_BCSH, segment_BT, prefix_BT, start, end)
     top_BCX1 = jnp.max(score_BCXS, axis=-1, keepdims=True)
     weight_BCXS = jnp.exp(score_BCXS - top_BCX1)
     sum_BCX1 = jnp.sum(weight_BCXS, axis=-1, keepdims=True)
@@ -110,11 +135,11 @@ def _forward(
     outs.append(_ungrouped(out_BCXU, end - start))
     norms.append(top_BCX1 + jnp.log(sum_BCX1))
   out_BTQU = jnp.concatenate(outs, axis=1)
-  return out_BTQU, (q_BTQH, k_BCTH, v_BCTU, segment_BT, out_BTQU, norms)
+  return out_BTQU, (q_BTQH, k_BCTH, v_BCTU, segment_BT, prefix_BT, out_BTQU, norms)
 
 
 def _backward(chunk: int, saved: tuple, dout_BTQU: jax.Array) -> tuple:
-  q_BTQH, k_BCTH, v_BCTU, segment_BT, out_BTQU, norms = saved
+  q_BTQH, k_BCTH, v_BCTU, segment_BT, prefix_BT, out_BTQU, norms = saved
   C, T = k_BCTH.shape[1:3]
   dtype = q_BTQH.dtype
   scale = (1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))).astype(dtype)
@@ -127,7 +152,7 @@ def _backward(chunk: int, saved: tuple, dout_BTQU: jax.Array) -> tuple:
     end = min(start + chunk, T)
     q_BCXH = _grouped(q_BTQH[:, start:end], C) * scale
     k_BCSH, v_BCSU = k_BCTH[:, :, :end], v_BCTU[:, :, :end]
-    score_BCXS = _scores(q_BCXH, k_BCSH, segment_BT, start, end)
+    score_BCXS = _scores(q_BCXH, k_BCSH, segment_BT, prefix_BT, start, end)
     prob_BCXS = jnp.exp(score_BCXS - norm_BCX1)
     dout_BCXU = _grouped(dout_BTQU[:, start:end], C)
     out_BCXU = _grouped(out_BTQU[:, start:end], C)
@@ -145,6 +170,7 @@ def _backward(chunk: int, saved: tuple, dout_BTQU: jax.Array) -> tuple:
     jnp.concatenate(dqs, axis=1).astype(dtype),
     jnp.moveaxis(dk_BCHT, 3, 1).astype(k_BCTH.dtype),
     jnp.moveaxis(dv_BCUT, 3, 1).astype(v_BCTU.dtype),
+    None,
     None,
   )
 

@@ -5,7 +5,7 @@
   cudnn     cuDNN's fused kernel, on an NVIDIA GPU, in bfloat16. It knows no segments:
             they come as a mask, `attention_chunk` queries at a time (a mask of the
             whole row would be quadratic in it).
-  splash    the Pallas kernel for TPU, which knows segments.
+  splash    the Pallas kernel for TPU, which knows segments, but no shared prefixes.
 
 Memory is linear in the row with each. What a kernel cannot do is refused, not done by
 another.
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from swe17 import config
 from swe17.model import attention, ring_attention, sharding
 
-Kernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+Kernel = Callable[..., jax.Array]
 _LANES = 128  # of a TPU: blocks of positions are multiples of it
 _BLOCK = 512  # positions of the largest block of splash
 _BACKEND = {'cudnn': 'gpu', 'splash': 'tpu'}
@@ -34,8 +34,11 @@ def attend(
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
   cfg: config.Model,
+  prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
   """Causal attention within segments of packed rows, [B, T, Q, U], as configured.
+
+  A query also sees the segment `prefix_BT` of its row (0: none), as `attention.packed`.
 
   Raises:
     ValueError: the kernel cannot do it here.
@@ -44,7 +47,7 @@ def attend(
   split = sharding.current().get(ring_attention.AXIS, 1) > 1
   if kernel == 'chunked':
     packed = ring_attention.packed if split else attention.packed
-    return packed(*args, cfg.attention_chunk)
+    return packed(*args, cfg.attention_chunk, prefix_BT)
   backend = jax.default_backend()
   if backend != _BACKEND[kernel]:
     raise ValueError(
@@ -56,7 +59,13 @@ def attend(
       f"model.attention_kernel={kernel!r} with mesh.context above 1: want 'chunked'"
     )
   if kernel == 'splash':
+    if prefix_BT is not None:
+      raise ValueError(
+        "model.attention_kernel='splash': got shared prefixes, want none "
+        '(batch.share_prompts=False)'
+      )
     return _each_shard(splash, args)
+  args = args if prefix_BT is None else (*args, prefix_BT)
   return _each_shard(functools.partial(cudnn, chunk=cfg.attention_chunk), args)
 
 
@@ -75,7 +84,7 @@ def _each_shard(fn: Kernel, args: tuple[jax.Array, ...]) -> jax.Array:
     )
   return jax.shard_map(
     fn,
-    in_specs=(heads, heads, heads, jax.P(sharding.BATCH)),
+    in_specs=(heads, heads, heads, *(jax.P(sharding.BATCH) for _ in args[3:])),
     out_specs=heads,
     check_vma=False,
   )(*args)
@@ -86,6 +95,7 @@ def cudnn(
   k_BTCH: jax.Array,
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
+  prefix_BT: jax.Array | None = None,
   *,
   chunk: int,
   implementation: Literal['cudnn', 'xla'] = 'cudnn',
@@ -108,13 +118,16 @@ def cudnn(
   v_BTCH = jnp.pad(v_BTCU, ((0, 0), (0, 0), (0, 0), (0, H - U)))
 
   def part(start: int, end: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    same_BtS = segment_BT[:, start:end, None] == segment_BT[:, None, :end]
+    prefix_Bt = None if prefix_BT is None else prefix_BT[:, start:end]
+    see_BtS = attention.visible(
+      segment_BT[:, start:end], segment_BT[:, :end], prefix_Bt
+    )
     causal_tS = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :]
     return jax.nn.dot_product_attention(
       q[:, start:end],
       k[:, :end],
       v[:, :end],
-      mask=(same_BtS & causal_tS[None])[:, None],
+      mask=(see_BtS & causal_tS[None])[:, None],
       implementation=implementation,
     )
 

@@ -16,6 +16,7 @@ NaN until it arrives there.
 
 import functools
 import math
+from typing import Any
 
 from flax import struct
 import jax
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swe17 import config_model
-from swe17.model import experts, sharding
+from swe17.model import experts, lora, sharding
 from swe17.model import params as p
 
 AXIS = 'expert'
@@ -49,12 +50,23 @@ def spread(
     E=moe.wg_NEDF.shape[0],
     split=sharding.current().get(F, 1) > 1,
   )
+  wide, tall = jax.P(AXIS, None, F), jax.P(AXIS, F)
+  adapters = moe.lora or {}
   return jax.shard_map(
     body,
-    in_specs=(tokens, tokens, *(jax.P(AXIS, None, F),) * 2, jax.P(AXIS, F)),
+    in_specs=(tokens, tokens, wide, wide, tall, _specs(adapters, wide, tall)),
     out_specs=tokens,
     check_vma=False,
-  )(x_BTD, ids_BTK, moe.wg_NEDF, moe.wu_NEDF, moe.wd_NEFD)
+  )(x_BTD, ids_BTK, moe.wg_NEDF, moe.wu_NEDF, moe.wd_NEFD, adapters)
+
+
+def _specs(adapters: lora.Adapters, wide: jax.P, tall: jax.P) -> dict[str, Any]:
+  """Where adapters lie: as their experts do, ranks whole."""
+  found: dict[str, Any] = {}
+  for name, adapter in adapters.items():
+    specs = (tall, jax.P(AXIS)) if name == 'expert_down' else (jax.P(AXIS), wide)
+    found[name] = jax.tree.unflatten(jax.tree.structure(adapter), specs)
+  return found
 
 
 def way(cfg: config_model.Moe) -> str:
@@ -67,12 +79,15 @@ def way(cfg: config_model.Moe) -> str:
 def _by_blocks(
   x_BTD: jax.Array,
   ids_BTK: jax.Array,
-  *w: jax.Array,
+  *w: Any,
   cfg: config_model.Moe,
   E: int,
   split: bool,
 ) -> jax.Array:
-  """One shard's rows there and back, in blocks. `w`: its experts' gate, up, down."""
+  """One shard's rows there and back, in blocks.
+
+  `w`: its experts' gate, up, down, and their adapters.
+  """
   (B, T, K), D = ids_BTK.shape, x_BTD.shape[-1]
   held = w[0].shape[0]
   S, R = E // held, B * T * K
@@ -108,7 +123,7 @@ def _by_blocks(
 def _by_rows(
   x_BTD: jax.Array,
   ids_BTK: jax.Array,
-  *w: jax.Array,
+  *w: Any,
   cfg: config_model.Moe,
   E: int,
   split: bool,
@@ -152,19 +167,19 @@ def _by_expert(x_BTD: jax.Array, ids_BTK: jax.Array) -> tuple[jax.Array, ...]:
 def _worked(
   got_GD: jax.Array,
   expert_G: jax.Array,
-  w: tuple[jax.Array, ...],
+  w: tuple[jax.Array, jax.Array, jax.Array, lora.Adapters],
   cfg: config_model.Moe,
   split: bool,
 ) -> jax.Array:
   """Received rows through their experts here; 0 where `expert_G` is none of them."""
-  wg_EDF, wu_EDF, wd_EFD = w
+  wg_EDF, wu_EDF, wd_EFD, adapters = w
   held = wg_EDF.shape[0]
   order_G = jnp.argsort(expert_G, stable=True)
   back_G = jnp.argsort(order_G, stable=True)
   sizes_E = jnp.sum(
     expert_G[:, None] == jnp.arange(held)[None, :], axis=0, dtype=jnp.int32
   )
-  mine = p.Moe(router_NDE=got_GD, wg_NEDF=wg_EDF, wu_NEDF=wu_EDF, wd_NEFD=wd_EFD)
+  mine = p.Moe(got_GD, wg_EDF, wu_EDF, wd_EFD, lora=adapters)
   sorted_GD = experts.permuted(got_GD, order_G, back_G)
   out_GD = experts.permuted(
     experts.swiglu(sorted_GD, mine, sizes_E, cfg), back_G, order_G

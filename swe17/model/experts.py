@@ -3,6 +3,8 @@
 Rows are sorted by expert, so that each expert's are neighbours and three grouped
 products (`jax.lax.ragged_dot`) do the work; the inverse permutation puts back what
 comes out. Gradients go the same ways backwards: nothing is scattered.
+
+An expert's adapter is two more grouped products; it is never quantised.
 """
 
 import functools
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config_model
+from swe17.model import lora
 from swe17.model import params as p
 from swe17.ops import quantize
 
@@ -33,9 +36,18 @@ def swiglu(
   x_RD: jax.Array, moe: p.Moe, sizes_E: jax.Array, cfg: config_model.Moe
 ) -> jax.Array:
   """SwiGLU of rows that are sorted by expert; `sizes_E` rows belong to each."""
-  dot = functools.partial(grouped, quantise=cfg.quantise)
-  gate_RF = jax.nn.silu(dot(x_RD, moe.wg_NEDF, sizes_E))
-  return dot(gate_RF * dot(x_RD, moe.wu_NEDF, sizes_E), moe.wd_NEFD, sizes_E)
+  of = (moe.lora or {}).get
+
+  def dot(x_RI: jax.Array, w_EIO: jax.Array, adapter: lora.Adapter | None) -> jax.Array:
+    y_RO = grouped(x_RI, w_EIO, sizes_E, cfg.quantise)
+    if adapter is None:
+      return y_RO
+    low_Rr = adapter.scale * grouped(x_RI, adapter.a_NIr, sizes_E, 'none')
+    return y_RO + grouped(low_Rr, adapter.b_NrO, sizes_E, 'none')
+
+  gate_RF = jax.nn.silu(dot(x_RD, moe.wg_NEDF, of('expert_gate')))
+  up_RF = dot(x_RD, moe.wu_NEDF, of('expert_up'))
+  return dot(gate_RF * up_RF, moe.wd_NEFD, of('expert_down'))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

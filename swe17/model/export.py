@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from swe17 import config
-from swe17.model import hf_config_write, hf_files, load, names
+from swe17.model import hf_config_write, hf_files, load, lora, names
 from swe17.model import params as p
 
 # Of a tokeniser, and how its makers sample; copied as they are.
@@ -39,6 +39,8 @@ def export(
   like: str = '',
 ) -> None:
   """Writes config.json, shards with an index, and a tokeniser's files.
+
+  Adapters are merged, W + (alpha / r) A B; model/lora_export.py writes them alone.
 
   Args:
     params: what to write, whole on this host or its devices.
@@ -72,7 +74,8 @@ def export(
     if like:
       made |= _taken(pathlib.Path(like), partial)
     _write_json(partial / 'config.json', made)
-    _write_shards(partial, _shards(tensors, dtype, max_shard), leaves)
+    shards = _shards(tensors, dtype, max_shard)
+    _write_shards(partial, shards, leaves, lora.by_path(params))
     partial.rename(target)
   finally:
     shutil.rmtree(partial, ignore_errors=True)
@@ -128,6 +131,7 @@ def _write_shards(
   folder: pathlib.Path,
   shards: list[dict[str, tuple[str, list[names.Part]]]],
   leaves: dict[str, jax.Array],
+  adapters: lora.Adapters,
 ) -> None:
   index, total = {}, 0
   for i, shard in enumerate(shards):
@@ -136,7 +140,9 @@ def _write_shards(
     with (folder / name).open('wb') as file:
       total += _write_header(file, shard)
       for kind, parts in shard.values():
-        values = _values(parts, leaves).astype(hf_files.FLOATS[kind], copy=False)
+        values = _values(parts, leaves, adapters).astype(
+          hf_files.FLOATS[kind], copy=False
+        )
         file.write(values.view(np.uint8).data)
       file.flush()
       os.fsync(file.fileno())
@@ -166,15 +172,28 @@ def _write_header(
   return end
 
 
-def _values(parts: list[names.Part], leaves: dict[str, jax.Array]) -> np.ndarray:
+def _values(
+  parts: list[names.Part], leaves: dict[str, jax.Array], adapters: lora.Adapters
+) -> np.ndarray:
   """One tensor of the file, float32, from the leaves that have a part in it."""
   tensor = np.empty(parts[0].tensor_shape, np.float32)
   for part in parts:
     leaf = leaves[part.leaf]
     if leaf.shape[len(part.at) :] != part.leaf_shape:
       raise ValueError(f'{part.leaf}: got {leaf.shape}, want .. {part.leaf_shape}')
-    part.into(tensor, np.asarray(_slice(leaf, *part.at)))
+    values = np.asarray(_slice(leaf, *part.at))
+    found = lora.beside(adapters, part.leaf)
+    if found is not None:
+      values = values + _delta(*found, part)
+    part.into(tensor, values)
   return tensor
+
+
+def _delta(adapter: lora.Adapter, last: bool, part: names.Part) -> np.ndarray:
+  """(alpha / r) A B of one layer or expert, in the shape of its matrix."""
+  a_Ir, b_rO = (np.asarray(_slice(w, *part.at)) for w in jax.tree.leaves(adapter))
+  high = np.float32(adapter.scale) * (a_Ir @ b_rO)
+  return lora.part_of(high, part.leaf_shape, last)
 
 
 @jax.jit

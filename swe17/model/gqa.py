@@ -14,9 +14,10 @@ def queries_keys_values(
 
   Head norms (Qwen3) come before the rotation.
   """
-  q = layers.heads(h_BTD, attn.wq_NDQH, attn.bq_NQH)
-  k = layers.heads(h_BTD, attn.wk_NDCH, attn.bk_NCH)
-  v = layers.heads(h_BTD, attn.wv_NDCH, attn.bv_NCH)
+  of = (attn.lora or {}).get
+  q = layers.heads(h_BTD, attn.wq_NDQH, attn.bq_NQH, of('q'))
+  k = layers.heads(h_BTD, attn.wk_NDCH, attn.bk_NCH, of('k'))
+  v = layers.heads(h_BTD, attn.wv_NDCH, attn.bv_NCH, of('v'))
   if attn.q_norm_NH is not None and attn.k_norm_NH is not None:
     q = layers.rms_norm(q, attn.q_norm_NH, cfg.norm_eps)
     k = layers.rms_norm(k, attn.k_norm_NH, cfg.norm_eps)
@@ -27,4 +28,4 @@ def queries_keys_values(
 
 def out(attn: p.Gqa, o_BTQH: jax.Array) -> jax.Array:
   """Back to the residual stream, [B, T, D]."""
-  return layers.from_heads(o_BTQH, attn.wo_NQHD)
+  return layers.from_heads(o_BTQH, attn.wo_NQHD, (attn.lora or {}).get('o'))

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from swe17 import config
-from swe17.model import hf_files, names
+from swe17.model import hf_files, lora, names
 from swe17.model import params as p
 from swe17.model import source as sources
 
@@ -26,7 +26,12 @@ _FILL = dict[tuple[int, ...], names.Part]  # leading indices of a leaf -> what i
 _IGNORED = re.compile(r'.*\.rotary_emb\.inv_freq$|rope_freqs\.weight$')
 
 
-def load(source: str, cfg: config.Model, shardings: p.Tree | None = None) -> p.Params:
+def load(
+  source: str,
+  cfg: config.Model,
+  shardings: p.Tree | None = None,
+  key: jax.Array | None = None,
+) -> p.Params:
   """The parameters of the model at `source`, float32.
 
   Args:
@@ -34,6 +39,7 @@ def load(source: str, cfg: config.Model, shardings: p.Tree | None = None) -> p.P
     cfg: its settings, as `source.settle` made them.
     shardings: for every leaf a `jax.sharding.Sharding`; each process then reads only
       what its devices hold. None: all of it, on the default device.
+    key: draws the adapters that `cfg.lora` asks for, which files of a model have not.
 
   Raises:
     ValueError: the shape is not `cfg`'s, or a tensor (named) is missing, left over,
@@ -44,12 +50,21 @@ def load(source: str, cfg: config.Model, shardings: p.Tree | None = None) -> p.P
     raise ValueError(f'{source}: its shape is not that of the settings')
   fills = fills_of(opened, cfg)
   abstract = p.abstract(cfg, opened.described.vocab)
-  placed = [None] * len(fills) if shardings is None else jax.tree.leaves(shardings)
-  leaves, tree = jax.tree.flatten(abstract)
+  leaves, tree = jax.tree.flatten(lora.base(abstract))
+  placed: list[Any] = [None] * len(fills)
+  if shardings is not None:
+    placed = jax.tree.leaves(lora.base(shardings))
   made = []
   for leaf, fill, sharding in zip(leaves, fills.values(), placed, strict=True):
     made.append(_leaf(leaf, fill, opened.tensors, sharding))
-  return jax.tree.unflatten(tree, made)
+  base = jax.tree.unflatten(tree, made)
+  if not cfg.lora.rank:
+    return base
+  if key is None:
+    raise ValueError(f'model.lora.rank={cfg.lora.rank}: got no key, want one')
+  where = None if shardings is None else lora.adapters(shardings)
+  drawn = jax.jit(lambda key: p.init_adapters(abstract, key), out_shardings=where)
+  return lora.joined(abstract, base, drawn(key))
 
 
 def by_name(params: p.Tree) -> dict[str, Any]:
@@ -61,7 +76,10 @@ def by_name(params: p.Tree) -> dict[str, Any]:
 
 
 def fills_of(opened: sources.Opened, cfg: config.Model) -> dict[str, _FILL]:
-  """For every leaf, in the order of the tree, the parts that fill it; all checked."""
+  """For every leaf, in the order of the tree, the parts that fill it; all checked.
+
+  Adapters are left out: they are in no file of a model.
+  """
   described, tensors = opened.described, opened.tensors
   table = names.table(
     cfg,
@@ -80,7 +98,7 @@ def fills_of(opened: sources.Opened, cfg: config.Model) -> dict[str, _FILL]:
     assert part.at not in fill, part
     fill[part.at] = part
   in_order = {}
-  for name, leaf in by_name(p.abstract(cfg, described.vocab)).items():
+  for name, leaf in by_name(lora.base(p.abstract(cfg, described.vocab))).items():
     in_order[name] = fills.pop(name, {})
     _check_leaf(name, leaf.shape, in_order[name])
   assert not fills, fills.keys()

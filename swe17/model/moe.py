@@ -45,7 +45,8 @@ def mix(
   y_BTD = jnp.einsum('BTK,BTKD->BTD', weight_BTK, out_BTKD)
   if moe.shared is not None:
     shared = moe.shared
-    y_BTD += layers.mlp(x_BTD, shared.wg_NDF, shared.wu_NDF, shared.wd_NFD)
+    w = shared.wg_NDF, shared.wu_NDF, shared.wd_NFD
+    y_BTD += layers.mlp(x_BTD, *w, shared.lora)
   return y_BTD, routes.top_TK.reshape(ids_BTK.shape)
 
 

@@ -6,6 +6,8 @@ those with experts.
 
   Params   embed, [prev], [head], dense: Layers, moe: Layers, norm
   Layers   norm, attn: Gqa | Mla, norm, mlp: Dense | Moe
+
+With `model.lora.rank`, an adapter a matrix in `lora` of what holds it (model/lora.py).
 """
 
 import dataclasses
@@ -17,12 +19,15 @@ import jax
 import jax.numpy as jnp
 
 from swe17 import config
+from swe17.model import lora
 
 # A `Params` with something else at its leaves, or what optax makes of one: its own type
 # of trees leaves out registered dataclasses.
 Tree = Any
+Adapters = lora.Adapters
 
 _COPY = 0.25  # how strongly a head's output starts as a copy
+_ADAPTERS = 0x10_4A  # folded into the key of initial values for those of adapters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Gqa:
   bv_NCH: jax.Array | None = None
   q_norm_NH: jax.Array | None = None
   k_norm_NH: jax.Array | None = None
+  lora: Adapters | None = None
 
 
 @struct.dataclass
@@ -67,6 +73,7 @@ class Mla:
   wo_NQUD: jax.Array
   wq_down_NDA: jax.Array | None = None
   q_norm_NA: jax.Array | None = None
+  lora: Adapters | None = None
 
 
 @struct.dataclass
@@ -76,6 +83,7 @@ class Dense:
   wg_NDF: jax.Array
   wu_NDF: jax.Array
   wd_NFD: jax.Array
+  lora: Adapters | None = None
 
 
 @struct.dataclass
@@ -91,6 +99,7 @@ class Moe:
   wd_NEFD: jax.Array
   bias_NE: jax.Array | None = None
   shared: Dense | None = None
+  lora: Adapters | None = None  # of the routed experts
 
 
 @struct.dataclass
@@ -185,6 +194,14 @@ def _gqa(cfg: config.Model, N: int) -> Gqa:
     bv_NCH=_zeros((N, C, H), 'layer kv head') if bias else None,
     q_norm_NH=_ones((N, H), 'layer head') if norm else None,
     k_norm_NH=_ones((N, H), 'layer head') if norm else None,
+    lora=_adapters(
+      cfg,
+      (N,),
+      q=(D, 'embed', Q * H, 'heads'),
+      k=(D, 'embed', C * H, 'kv'),
+      v=(D, 'embed', C * H, 'kv'),
+      o=(Q * H, 'heads', D, 'embed'),
+    ),
   )
 
 
@@ -206,6 +223,16 @@ def _mla(cfg: config.Model, N: int) -> Mla:
     wo_NQUD=_leaf((N, Q, U, D), 'layer heads head embed', _out(cfg, Q * U)),
     wq_down_NDA=_leaf((N, D, A), 'layer embed q_rank', fan_in) if A else None,
     q_norm_NA=_ones((N, A), 'layer q_rank') if A else None,
+    lora=_adapters(
+      cfg,
+      (N,),
+      q=(D, 'embed', Q * H, 'heads'),
+      q_a=(D, 'embed', A, 'q_rank'),
+      q_b=(A, 'q_rank', Q * H, 'heads'),
+      kv_a=(D, 'embed', L + r, 'kv_rank'),
+      kv_b=(L, 'kv_rank', Q * (H - r + U), 'heads'),
+      o=(Q * U, 'heads', D, 'embed'),
+    ),
   )
 
 
@@ -215,6 +242,13 @@ def _dense(cfg: config.Model, N: int, F: int) -> Dense:
     wg_NDF=_leaf((N, D, F), 'layer embed ffn', fan_in),
     wu_NDF=_leaf((N, D, F), 'layer embed ffn', fan_in),
     wd_NFD=_leaf((N, F, D), 'layer ffn embed', _out(cfg, F)),
+    lora=_adapters(
+      cfg,
+      (N,),
+      gate=(D, 'embed', F, 'ffn'),
+      up=(D, 'embed', F, 'ffn'),
+      down=(F, 'ffn', D, 'embed'),
+    ),
   )
 
 
@@ -228,14 +262,53 @@ def _moe(cfg: config.Model) -> Moe:
     wd_NEFD=_leaf((N, E, F, D), 'layer experts expert_ffn embed', _out(cfg, F)),
     bias_NE=_zeros((N, E), 'layer router') if cfg.moe.router == 'sigmoid' else None,
     shared=_dense(cfg, N, cfg.moe.shared * F) if cfg.moe.shared else None,
+    lora=_adapters(
+      cfg,
+      (N, E),
+      expert_gate=(D, 'embed', F, 'expert_ffn'),
+      expert_up=(D, 'embed', F, 'expert_ffn'),
+      expert_down=(F, 'expert_ffn', D, 'embed'),
+    ),
   )
+
+
+def _adapters(
+  cfg: config.Model, lead: tuple[int, ...], **sizes: tuple[int, str, int, str]
+) -> Adapters | None:
+  """Those of `sizes` that `cfg` asks for: (fan in, its axis, fan out, its axis).
+
+  x A starts with the deviation of x, B at zero: version 0 is the base's own function.
+  """
+  r, at = cfg.lora.rank, ' '.join(('layer', 'experts')[: len(lead)])
+  found = {
+    name: lora.Adapter(
+      a_NIr=_leaf((*lead, In, r), f'{at} {axis_in} rank', 1 / math.sqrt(In)),
+      b_NrO=_zeros((*lead, r, Out), f'{at} rank {axis_out}'),
+      scale=cfg.lora.alpha / r,
+    )
+    for name, (In, axis_in, Out, axis_out) in sizes.items()
+    if name in cfg.adapted
+  }
+  return found or None
 
 
 def init(abstract: Params, key: jax.Array) -> Params:
   """Draws float32 initial values; every leaf from its own key.
 
-  With an n-gram embedding, attention starts as `_mimetic` says.
+  With an n-gram embedding, attention starts as `_mimetic` says. The base is the same
+  with adapters and without.
   """
+  params = _drawn(lora.base(abstract), key)
+  params = params if params.prev_JDD is None else _mimetic(params)
+  return lora.joined(abstract, params, init_adapters(abstract, key))
+
+
+def init_adapters(abstract: Params, key: jax.Array) -> Tree:
+  """Initial values of the adapters, None in the place of all else."""
+  return _drawn(lora.adapters(abstract), jax.random.fold_in(key, _ADAPTERS))
+
+
+def _drawn(abstract: Tree, key: jax.Array) -> Tree:
   leaves, tree = jax.tree.flatten(abstract)
   keys = jax.random.split(key, len(leaves))
   values = [
@@ -244,8 +317,7 @@ def init(abstract: Params, key: jax.Array) -> Params:
     else jnp.full(leaf.shape, leaf.mean)
     for leaf, k in zip(leaves, keys, strict=True)
   ]
-  params = jax.tree.unflatten(tree, values)
-  return params if params.prev_JDD is None else _mimetic(params)
+  return jax.tree.unflatten(tree, values)
 
 
 def _mimetic(params: Params) -> Params:

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from swe17.model import sharding
+from swe17.model import attention, sharding
 
 AXIS = 'context'
 _NEVER = -1e30  # the score of a key that a query may not see; exp of it is 0
@@ -33,6 +33,7 @@ def packed(
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
   chunk: int,
+  prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
   """`attention.packed` on the mesh that is set, T split over `context`.
 
@@ -41,7 +42,7 @@ def packed(
   Raises:
     ValueError: `context` does not divide T.
   """
-  return _forward(q_BTQH, k_BTCH, v_BTCU, segment_BT, chunk)[0]
+  return _forward(q_BTQH, k_BTCH, v_BTCU, segment_BT, chunk, prefix_BT)[0]
 
 
 def _forward(
@@ -50,16 +51,19 @@ def _forward(
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
   chunk: int,
+  prefix_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple]:
-  args = (q_BTQH, k_BTCH, v_BTCU, segment_BT)
-  local = _spread(_forward_local, chunk, args, 'QQQS', 'QQ')
+  if prefix_BT is None:
+    prefix_BT = jnp.zeros_like(segment_BT)
+  args = (q_BTQH, k_BTCH, v_BTCU, segment_BT, prefix_BT)
+  local = _spread(_forward_local, chunk, args, 'QQQSS', 'QQ')
   out_BTQU, norm_BTQ = local(*args)
   return out_BTQU, (*args, out_BTQU, norm_BTQ)
 
 
 def _backward(chunk: int, saved: tuple, dout_BTQU: jax.Array) -> tuple:
-  local = _spread(_backward_local, chunk, saved, 'QQQSQQQ', 'QQQ')
-  return (*local(*saved, dout_BTQU), None)
+  local = _spread(_backward_local, chunk, saved, 'QQQSSQQQ', 'QQQ')
+  return (*local(*saved, dout_BTQU), None, None)
 
 
 packed.defvjp(_forward, _backward)
@@ -123,14 +127,17 @@ def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def _scores(
   q_BCGtH: jax.Array,
   k_BCsH: jax.Array,
-  segments: tuple[jax.Array, jax.Array],
+  segments: tuple[jax.Array, ...],
   first: tuple[jax.Array, jax.Array],
 ) -> jax.Array:
-  """Masked scores of a block; `segments` and first positions of queries, of keys."""
-  query_Bt, key_Bs = segments
+  """Masked scores of a block.
+
+  `segments` of queries, of their prefixes, of keys; `first` positions of queries, keys.
+  """
+  query_Bt, prefix_Bt, key_Bs = segments
   t, s = query_Bt.shape[1], key_Bs.shape[1]
   causal_ts = (first[0] + jnp.arange(t))[:, None] >= (first[1] + jnp.arange(s))[None]
-  mask_Bts = (query_Bt[:, :, None] == key_Bs[:, None, :]) & causal_ts[None]
+  mask_Bts = attention.visible(query_Bt, key_Bs, prefix_Bt) & causal_ts[None]
   score_BCGts = _dot('BCGtH,BCsH->BCGts', q_BCGtH, k_BCsH)
   return jnp.where(mask_Bts[:, None, None], score_BCGts, _NEVER)
 
@@ -145,6 +152,7 @@ def _forward_local(
   k_BTCH: jax.Array,
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
+  prefix_BT: jax.Array,
   *,
   block: int,
   shards: int,
@@ -161,14 +169,14 @@ def _forward_local(
 
     def queries(i: jax.Array, state: tuple) -> tuple:
       q_BCGtH = _part(q_BCGTH, i, block)
-      query_Bt = _part(segment_BT, i, block, -1)
+      query = tuple(_part(x, i, block, -1) for x in (segment_BT, prefix_BT))
 
       def keys(j: jax.Array, mine: tuple) -> tuple:
         m, l, o = mine
         score = _scores(
           q_BCGtH,
           _part(k_BCTH, j, block),
-          (query_Bt, _part(key_BT, j, block, -1)),
+          (*query, _part(key_BT, j, block, -1)),
           (me * T + i * block, owner * T + j * block),
         )
         top = jnp.maximum(m, jnp.max(score, axis=-1, keepdims=True))
@@ -198,6 +206,7 @@ def _backward_local(
   k_BTCH: jax.Array,
   v_BTCU: jax.Array,
   segment_BT: jax.Array,
+  prefix_BT: jax.Array,
   out_BTQU: jax.Array,
   norm_BTQ: jax.Array,
   dout_BTQU: jax.Array,
@@ -222,13 +231,13 @@ def _backward_local(
 
     def queries(i: jax.Array, grads: tuple) -> tuple:
       q, dout, norm, mean = (_part(x, i, block) for x in mine)
-      query_Bt = _part(segment_BT, i, block, -1)
+      query = tuple(_part(x, i, block, -1) for x in (segment_BT, prefix_BT))
 
       def keys(j: jax.Array, grads: tuple) -> tuple:
         dq, dk, dv = grads
         k, v = _part(k_BCTH, j, block), _part(v_BCTU, j, block)
         first = (me * T + i * block, owner * T + j * block)
-        score = _scores(q, k, (query_Bt, _part(key_BT, j, block, -1)), first)
+        score = _scores(q, k, (*query, _part(key_BT, j, block, -1)), first)
         prob = jnp.exp(score - norm)
         dprob = _dot('BCGtU,BCsU->BCGts', dout, v)
         dscore = (prob * (dprob - mean)).astype(dtype)

@@ -39,11 +39,12 @@ RULES: dict[str, tuple[str, ...]] = {
   'expert_matrices': ('expert', 'fsdp', 'replica', 'context', 'tensor'),
   'batch': BATCH,
   'time': ('context',),
-  # Never split: layers are scanned, heads are whole, routers are small.
+  # Never split: layers are scanned, heads are whole, routers and ranks are small.
   'layer': (),
   'head': (),
   'router': (),
   'ngram': (),
+  'rank': (),
 }
 
 

@@ -93,8 +93,10 @@ def merged(cfg: config_model.Model, read: config_model.Model) -> config_model.Mo
   if wrong:
     raise ValueError('; '.join(wrong) + ' (leave the shape out: it is read)')
   moe = {name: getattr(read.moe, name) for name in _MOE_SHAPE}
-  return dataclasses.replace(
+  made = dataclasses.replace(
     cfg,
     **{name: getattr(read, name) for name in _SHAPE},
     moe=dataclasses.replace(cfg.moe, **moe),
   )
+  made.check_adapted()
+  return made

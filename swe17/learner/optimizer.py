@@ -15,7 +15,7 @@ in every direction as in the first, but what counts is A B, and no measurement k
 us says that this helps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -37,12 +37,14 @@ class Matrix:
   """The axes of a leaf that are a matrix's rows (fan in) and columns (fan out).
 
   All other axes (layer, expert) stack matrices, and so does `head` with
-  `optim.muon_per_head`.
+  `optim.muon_per_head`. `split` names the axes of one layer's experts, as params.py
+  does: on a mesh these are exchanged a layer at a time.
   """
 
   rows: tuple[int, ...]
   columns: tuple[int, ...]
   head: int | None = None
+  split: tuple[str, ...] = ()
 
   def axes(self, per_head: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(rows, columns) of one matrix."""
@@ -56,7 +58,9 @@ Table = Mapping[str, Matrix | str]
 _IN_OUT = Matrix(rows=(1,), columns=(2,))
 _TO_HEADS = Matrix(rows=(1,), columns=(2, 3), head=2)
 _FROM_HEADS = Matrix(rows=(1, 2), columns=(3,), head=1)
-_EXPERT = Matrix(rows=(2,), columns=(3,))  # axis 1 is the expert's
+# Axis 1 is the expert's.
+_TO_FFN = Matrix((2,), (3,), split=('experts', 'embed', 'expert_ffn'))
+_FROM_FFN = Matrix((2,), (3,), split=('experts', 'expert_ffn', 'embed'))
 
 # One line a parameter of a stack of layers. Axis 0 (layer or offset) stacks matrices.
 _LAYER: Table = {
@@ -85,9 +89,9 @@ _LAYER: Table = {
   'mlp/wd_NFD': _IN_OUT,
   'mlp/router_NDE': ADAMW,
   'mlp/bias_NE': ADAMW,
-  'mlp/wg_NEDF': _EXPERT,
-  'mlp/wu_NEDF': _EXPERT,
-  'mlp/wd_NEFD': _EXPERT,
+  'mlp/wg_NEDF': _TO_FFN,
+  'mlp/wu_NEDF': _TO_FFN,
+  'mlp/wd_NEFD': _FROM_FFN,
   'mlp/shared/wg_NDF': _IN_OUT,
   'mlp/shared/wu_NDF': _IN_OUT,
   'mlp/shared/wd_NFD': _IN_OUT,
@@ -210,17 +214,22 @@ def _unstacked(
   return x.reshape([shape[a] for a in order]).transpose(back)
 
 
-def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]:
+def orthogonalise(
+  stacks: list[jax.Array],
+  cfg: config.Optim,
+  splits: Sequence[tuple[str, ...]] | None = None,
+) -> list[jax.Array]:
   """Newton-Schulz over every matrix of every stack [..., rows, columns].
 
   On CPU one matrix at a time: a batched product is slower there, and the stack is a
   copy. With `cfg.muon_stack`, matrices of one shape (up to transposition) from all
   leaves are one batched product: few large calls, what an accelerator wants. On a mesh
   each leaf is a stack of its own, whose matrices are dealt to all devices: no product
-  then needs another device.
+  then needs another device. `splits`: of each stack, `Matrix.split`.
   """
+  splits = [()] * len(stacks) if splits is None else splits
   if sharding.current():
-    return [_dealt(x, cfg.ns_steps) for x in stacks]
+    return [_dealt(x, cfg.ns_steps, s) for x, s in zip(stacks, splits, strict=True)]
   if not cfg.muon_stack:
     one = functools.partial(newton_schulz, steps=cfg.ns_steps)
     return [
@@ -243,7 +252,7 @@ def orthogonalise(stacks: list[jax.Array], cfg: config.Optim) -> list[jax.Array]
   ]
 
 
-def _dealt(x: jax.Array, steps: int) -> jax.Array:
+def _dealt(x: jax.Array, steps: int, split: tuple[str, ...]) -> jax.Array:
   """`newton_schulz` with whole matrices on a device each, of the mesh that is set.
 
   Where a stack does not go round evenly, zeros fill it up (60 layers on 64 devices):
@@ -252,12 +261,16 @@ def _dealt(x: jax.Array, steps: int) -> jax.Array:
   """
   devices = math.prod(sharding.current().values())
   over = 'matrices' if x.ndim == 3 else 'expert_matrices'
-  if x.ndim == 4 and x.shape[1] % devices == 0:  # experts, which are spread already
+  if split and x.shape[1] % devices == 0:  # experts, which are spread already
 
     def layer(x: jax.Array) -> jax.Array:
-      return newton_schulz(sharding.constrain(x, over, '', ''), steps)
+      mine = sharding.constrain(sharding.constrain(x, *split), over, '', '')
+      return sharding.constrain(newton_schulz(mine, steps), *split)
 
-    return jax.lax.map(layer, x)  # one layer's copies at a time
+    # One layer's copies at a time. Said outside too: else the compiler would exchange
+    # all layers before the loop, the whole stack at once.
+    x = sharding.constrain(x, 'layer', *split)
+    return sharding.constrain(jax.lax.map(layer, x), 'layer', *split)
   first = jnp.moveaxis(x, -3, 0)
   flat = first.reshape(-1, *x.shape[-2:])
   extra = -flat.shape[0] % devices
@@ -287,15 +300,17 @@ def scale_by_muon(cfg: config.Optim, table: Table) -> optax.GradientTransformati
       optax.tree.bias_correction(updates, beta, count),
     )
     paths, tree = jax.tree_util.tree_flatten_with_path(ahead)
-    axes = []
+    axes, splits = [], []
     for path, leaf in paths:
       row = _row(table, path, leaf)
       assert isinstance(row, Matrix), name(path)
       axes.append(row.axes(cfg.muon_per_head))
+      splits.append(row.split)
     stacks = [_stacked(x, a) for (_, x), a in zip(paths, axes, strict=True)]
+    turned = orthogonalise(stacks, cfg, splits)
     done = [
       _unstacked(cfg.consistent_rms * math.sqrt(max(y.shape[-2:])) * y, a, x.shape)
-      for y, a, (_, x) in zip(orthogonalise(stacks, cfg), axes, paths, strict=True)
+      for y, a, (_, x) in zip(turned, axes, paths, strict=True)
     ]
     return jax.tree.unflatten(tree, done), MuonState(count, mu)
 

@@ -88,6 +88,7 @@ class Sampler:
   decode_steps: int = _f(4, 'decode steps a dispatch')
   prefill_rows: int = _f(16, 'sequences prefilled at once')
   prefill_chunk: int = _f(16, 'prompt tokens prefilled at once')
+  queue: int = _f(256, 'requests that may wait; beyond that callers are sent away')
   temperature: float = _f(1.0, 'sampling temperature')
   min_p: float = _f(0.0, 'keep p >= min_p p_max; 0 = off')
   top_k: int = _f(32, 'most ids a kept set may hold; 0 = off')
@@ -100,7 +101,7 @@ class Sampler:
 
   def __post_init__(self):
     _at_least(self, 'sampler.', 1, 'processes', 'slots', 'decode_steps')
-    _at_least(self, 'sampler.', 1, 'prefill_rows', 'prefill_chunk', 'threads')
+    _at_least(self, 'sampler.', 1, 'prefill_rows', 'prefill_chunk', 'threads', 'queue')
     _at_least(self, 'sampler.', 0, 'top_k')
     _above(self, 'sampler.', 0, 'repetition_penalty', 'poll_seconds')
     _want(0 < self.top_p <= 1, 'sampler.top_p', self.top_p, 'in (0, 1]')

@@ -34,7 +34,7 @@ def slots(**changes) -> decode.Slots:
     'token_B': np.full(B, 5, np.int32),
     'position_B': np.zeros(B, np.int32),
     'left_B': np.full(B, 4, np.int32),
-    'stop_B': np.full(B, -1, np.int32),
+    'stop_BX': np.full((B, 2), -1, np.int32),
     'key_B2': np.stack([np.arange(B), np.ones(B)], axis=1).astype(np.uint32),
     'temperature_B': np.ones(B, np.float32),
     'top_p_B': np.full(B, 0.9, np.float32),
@@ -127,8 +127,9 @@ def test_a_slot_stops_at_its_stop_token_and_at_its_limit(params):
   _, _, free = program(4)(params, cache, slots())
   token_TB = np.asarray(free.token_B)
   stop_B = token_TB[1]
+  stop_BX = np.stack([np.full(B, -1, np.int32), stop_B], axis=1)
   left_B = np.where(np.arange(B) % 2 == 0, 4, 3).astype(np.int32)
-  _, after, _ = program(4)(params, cache, slots(stop_B=stop_B, left_B=left_B))
+  _, after, _ = program(4)(params, cache, slots(stop_BX=stop_BX, left_B=left_B))
   first_B = (token_TB == stop_B).argmax(axis=0)  # 0 or 1: the second draw at the latest
   np.testing.assert_array_equal(after.position_B, first_B + 1)
   np.testing.assert_array_equal(after.left_B, 0)

@@ -501,7 +501,7 @@ BAD = [
   ('max_new', {'max_new': LENGTH - 10}),
   ('max_new', {'max_new': 2.5}),
   ('max_new', {'max_new': True}),
-  ('stop_ids', {'stop_ids': (1, 2)}),
+  ('stop_ids', {'stop_ids': tuple(range(9))}),
   ('stop_ids', {'stop_ids': (V,)}),
   ('stop_ids', {'stop_ids': ('x',)}),
   ('key', {'key': (1,)}),

@@ -28,7 +28,7 @@ class Slots:
     token_B: int32, the last token of the context, not yet in the cache.
     position_B: int32, its position.
     left_B: int32, tokens still to draw; 0 = idle.
-    stop_B: int32, the id that ends a turn, -1 = none.
+    stop_BX: int32, the ids that end a turn, -1 = none.
     key_B2: uint32, the session's key.
     temperature_B, top_p_B, min_p_B: float32.
     top_k_B: int32 in [1, K].
@@ -37,7 +37,7 @@ class Slots:
   token_B: jax.Array
   position_B: jax.Array
   left_B: jax.Array
-  stop_B: jax.Array
+  stop_BX: jax.Array
   key_B2: jax.Array
   temperature_B: jax.Array
   top_p_B: jax.Array
@@ -107,7 +107,7 @@ def decode(
       s.top_k_B,
       K,
     )
-    stopped_B = draw.token_B == s.stop_B
+    stopped_B = jnp.any(draw.token_B[:, None] == s.stop_BX, axis=-1)
     left_B = jnp.where(busy_B & ~stopped_B, s.left_B - 1, 0)
     s = dataclasses.replace(
       s,

@@ -17,30 +17,24 @@ import concurrent.futures
 import dataclasses
 import queue
 import threading
+import time
 
 import jax
 import numpy as np
 
 from swe17 import config, types
-from swe17 import kept as kept_sets
 from swe17.model import cache as kv
 from swe17.model import params as p
-from swe17.sampler import check, decode
+from swe17.sampler import check, compiles, decode
+from swe17.sampler import job as jobs
 
 
-@dataclasses.dataclass
-class Job:
-  """A request in flight in a slot."""
+class Full(Exception):
+  """As many requests wait as may; ask again in `retry_after_s` seconds."""
 
-  request: types.GenerateRequest
-  future: concurrent.futures.Future
-  token: list[int] = dataclasses.field(default_factory=list)
-  logp: list[float] = dataclasses.field(default_factory=list)
-  entropy: list[float] = dataclasses.field(default_factory=list)
-  version: list[int] = dataclasses.field(default_factory=list)
-  kept: list[np.ndarray] = dataclasses.field(default_factory=list)  # [n, K] each
-  topk_bound: int = 0
-  hit: int = 0  # tokens of the context that the cache held when the job came
+  def __init__(self, retry_after_s: float):
+    super().__init__(f'the queue is full, ask again in {retry_after_s:.0f} s')
+    self.retry_after_s = retry_after_s
 
 
 @dataclasses.dataclass
@@ -49,11 +43,11 @@ class Slot:
 
   session: str = ''
   cached: list[int] = dataclasses.field(default_factory=list)
-  job: Job | None = None
+  job: jobs.Job | None = None
   used: int = 0  # tick of last use, for eviction
 
   @property
-  def serving(self) -> Job:
+  def serving(self) -> jobs.Job:
     assert self.job is not None, 'this slot serves nobody'
     return self.job
 
@@ -81,6 +75,8 @@ class Engine:
     """
     self.version = version
     self.sampled = 0
+    self._requests = self._prefilled = self._hits = self._swaps = self._compiled = 0
+    self._seconds = 1.0  # that a request takes, the last ones weighing most
     self._params, self._model, self._cfg, self._length = params, model, cfg, length
     self._swap = swap
     self._vocab = params.embed_VD.shape[0]
@@ -93,8 +89,8 @@ class Engine:
     self._prefill, self._decode = decode.jitted(model, self._K, cfg.decode_steps)
     self._cache = kv.init(model, cfg.slots, length)
     self._slots = [Slot() for _ in range(cfg.slots)]
-    self._waiting: list[Job] = []
-    self._inbox: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    self._waiting: list[jobs.Job] = []
+    self._inbox: queue.SimpleQueue[jobs.Job] = queue.SimpleQueue()
     self._wake, self._stop = threading.Event(), threading.Event()
     self._door = threading.Lock()  # nobody comes in after the last was sent home
     self._closed = False
@@ -116,11 +112,22 @@ class Engine:
     else:
       self._fail_all()
 
-  def submit(self, request: types.GenerateRequest) -> concurrent.futures.Future:
+  def submit(
+    self, request: types.GenerateRequest, on_part: jobs.OnPart | None = None
+  ) -> concurrent.futures.Future:
     """Queues a request. Its future gives a GenerateResult or raises ValueError.
+
+    Cancelling the future ends the request at any time: see `cancel`.
+
+    Args:
+      request: what is asked.
+      on_part: called on the engine's thread with the tokens of each dispatch, `finish`
+        '' until the last; `types.join` of all is the future's result. It must be quick
+        and must not raise.
 
     Raises:
       ValueError: the request can never be served, with the field that is wrong.
+      Full: too many wait already.
       ConnectionError: the engine is stopping or has failed.
     """
     check.request(request, self._cfg, length=self._length, vocab=self._vocab)
@@ -128,17 +135,61 @@ class Engine:
     with self._door:
       if self._stop.is_set() or self._closed:
         raise ConnectionError(f'the sampler is stopping ({self.error!r})')
-      self._inbox.put(Job(request, future))
+      if not self.room():
+        raise Full(self._retry_after())
+      self._inbox.put(jobs.Job(request, future, on_part))
     self._wake.set()
     return future
+
+  def cancel(self, future: concurrent.futures.Future) -> bool:
+    """Gives up a request, waiting or running; False when it had ended before.
+
+    A slot that it holds is free before the next dispatch.
+    """
+    given_up = future.cancel()
+    self._wake.set()
+    return given_up
+
+  def room(self) -> bool:
+    """Whether one more request may wait."""
+    return self.waiting < self._cfg.queue
+
+  def counters(self) -> dict[str, float]:
+    """What has been done since the start, and what is going on now."""
+    compiled = 0
+    if self._thread.ident is not None:
+      compiled = compiles.count(self._thread.ident) - self._compiled
+    return {
+      'requests': self._requests,
+      'tokens_drawn': self.sampled,
+      'prompt_tokens_prefilled': self._prefilled,
+      'prompt_tokens_cached': self._hits,
+      'preemptions': 0,
+      'swaps': self._swaps,
+      'compilations': compiled,
+      'pages_used': sum(bool(slot.cached) for slot in self._slots),
+      'pages_total': len(self._slots),
+      'waiting': self.waiting,
+      'busy_slots': sum(slot.job is not None for slot in self._slots),
+    }
+
+  @property
+  def waiting(self) -> int:
+    """Requests that nobody serves yet."""
+    return len(self._waiting) + self._inbox.qsize()
 
   @property
   def busy(self) -> int:
     """Requests being served or waiting."""
-    return sum(slot.job is not None for slot in self._slots) + len(self._waiting)
+    return sum(slot.job is not None for slot in self._slots) + self.waiting
+
+  def _retry_after(self) -> float:
+    """Seconds until the queue is likely to be shorter by a slot's share."""
+    return min(max(self._seconds, 1.0), 60.0)
 
   def _run(self) -> None:
     try:
+      self._compiled = compiles.count(threading.get_ident())
       while not self._stop.is_set():
         if not self._cycle():
           self._wake.wait(timeout=self._cfg.poll_seconds)
@@ -154,14 +205,19 @@ class Engine:
     new = self._swap()
     if new is not None:
       self._params, self.version = new
+      self._swaps += 1
+    for slot in self._slots:
+      if slot.job is not None and slot.job.gone:
+        slot.job.drop()
+        slot.job, slot.used = None, self._tick
     while not self._inbox.empty():
       self._waiting.append(self._inbox.get())
     self._admit()
-    jobs = [slot for slot in self._slots if slot.job is not None]
-    if not jobs:
+    working = [slot for slot in self._slots if slot.job is not None]
+    if not working:
       return False
     self._prefill_chunk()
-    ready = [slot for slot in jobs if self._missing(slot) == 1]
+    ready = [slot for slot in working if self._missing(slot) == 1]
     if ready:
       self._decode_steps(ready)
     return True
@@ -170,7 +226,8 @@ class Engine:
     """Gives waiting jobs their session's slot, or the least recently used idle one."""
     still = []
     for job in self._waiting:
-      if job.future.cancelled():
+      if job.gone:
+        job.drop()
         continue
       if job.request.min_version > self.version:
         still.append(job)
@@ -178,9 +235,6 @@ class Engine:
       slot = self._find(job.request.session)
       if slot is None:
         still.append(job)
-        continue
-      # From here on it cannot be cancelled: a slot's work always has a taker.
-      if not job.future.set_running_or_notify_cancel():
         continue
       context = job.request.token_T.tolist()
       same = slot.session == job.request.session
@@ -191,6 +245,8 @@ class Engine:
       # At least the last token is fed again: its logits give the first draw.
       slot.cached = slot.cached[: len(context) - 1]
       job.hit = len(slot.cached)
+      self._requests += 1
+      self._hits += job.hit
       slot.session, slot.job, slot.used = job.request.session, job, self._tick
     self._tick += 1
     self._waiting = still
@@ -225,6 +281,7 @@ class Engine:
       position_BT[r, : part.size] = np.arange(at, at + part.size)
       row_B[r] = i
       slot.cached += part.tolist()
+      self._prefilled += part.size
     self._cache = self._prefill(self._params, self._cache, token_BT, position_BT, row_B)
 
   def _decode_steps(self, ready: list[Slot]) -> None:
@@ -244,20 +301,22 @@ class Engine:
       job = slot.serving
       n = int(position_B[b] - before['position_B'][b])
       slot.cached += [int(before['token_B'][b]), *token_TB[: n - 1, b].tolist()]
-      job.token += token_TB[:n, b].tolist()
-      job.logp += logp_TB[:n, b].tolist()
-      job.entropy += entropy_TB[:n, b].tolist()
-      job.version += [self.version] * n
-      job.kept.append(kept_TBK[:n, b])
-      job.topk_bound += int(bound_TB[:n, b].sum())
+      job.drew(
+        token_TB[:n, b],
+        logp_TB[:n, b],
+        entropy_TB[:n, b],
+        kept_TBK[:n, b],
+        bound_TB[:n, b],
+        self.version,
+      )
       self.sampled += n
-      stop = before['stop_B'][b]
-      if job.token[-1] == stop or len(job.token) == job.request.max_new:
-        slot.job, slot.used = None, self._tick
-        finish = 'stop' if job.token[-1] == stop else 'length'
-        start = min(job.request.routes_from, job.hit)
-        rows = self._routes(b, start, len(slot.cached))
-        job.future.set_result(result(job, finish, rows, start))
+      if not job.finish:
+        job.tell()
+        continue
+      slot.job, slot.used = None, self._tick
+      start = min(job.request.routes_from, job.hit)
+      self._seconds += 0.1 * (time.monotonic() - job.came - self._seconds)
+      job.tell(self._routes(b, start, len(slot.cached)), start)
 
   def _routes(self, b: int, start: int, stop: int) -> np.ndarray | None:
     """Routes of a slot's positions from `start` to `stop` (excluded), [R, N, K]."""
@@ -280,7 +339,7 @@ class Engine:
       'token_B': np.zeros(B, np.int32),
       'position_B': np.zeros(B, np.int32),
       'left_B': np.zeros(B, np.int32),
-      'stop_B': np.full(B, -1, np.int32),
+      'stop_BX': np.full((B, check.STOPS), -1, np.int32),
       'key_B2': np.zeros((B, 2), np.uint32),
       'temperature_B': np.ones(B, np.float32),
       'top_p_B': np.ones(B, np.float32),
@@ -294,8 +353,8 @@ class Engine:
       s = request.sampling
       a['token_B'][b] = job.token[-1] if job.token else request.token_T[-1]
       a['position_B'][b] = len(slot.cached)
-      a['left_B'][b] = request.max_new - len(job.token)
-      a['stop_B'][b] = request.stop_ids[0] if request.stop_ids else -1
+      a['left_B'][b] = job.left
+      a['stop_BX'][b, : len(request.stop_ids)] = request.stop_ids
       a['key_B2'][b] = request.key
       a['temperature_B'][b] = s.temperature
       a['top_p_B'][b] = s.top_p
@@ -325,28 +384,5 @@ class Engine:
     error = ConnectionError(f'the sampler stopped ({self.error!r})')
     while not self._inbox.empty():
       self._waiting.append(self._inbox.get())
-    jobs = [slot.job for slot in self._slots if slot.job] + self._waiting
-    for job in jobs:
-      if not job.future.done():
-        job.future.set_exception(error)
-
-
-def result(
-  job: Job, finish: str, routes_RNK: np.ndarray | None, routes_start: int
-) -> types.GenerateResult:
-  """A finished job's answer; a drawn token outside its set is a bug, so it asserts."""
-  kept = kept_sets.from_padded(np.concatenate(job.kept))
-  size_T, token_T = kept.size_T, np.array(job.token, np.int32)
-  own = kept.ids == np.repeat(token_T, size_T)
-  assert own.sum() == (size_T > 0).sum(), f'a token of {token_T} outside its set'
-  return types.GenerateResult(
-    token_T=token_T,
-    logp_T=np.array(job.logp, np.float32),
-    entropy_T=np.array(job.entropy, np.float32),
-    version_T=np.array(job.version, np.int32),
-    kept=kept,
-    finish=finish,
-    topk_bound=job.topk_bound,
-    routes_RNK=routes_RNK,
-    routes_start=0 if routes_RNK is None else routes_start,
-  )
+    for job in [slot.job for slot in self._slots if slot.job] + self._waiting:
+      job.fail(error)

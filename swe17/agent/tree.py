@@ -1,0 +1,374 @@
+"""What one agent was served, as a tree: messages in, exact ids out, then segments.
+
+An agent that speaks the OpenAI API sends its whole history with every request. Here a
+request finds its place by that history: behind the served turn whose own history (all
+messages asked, and the assistant's as the agent was told it) equals all that the agent
+sends up to its last assistant message. From there ids are only extended,
+
+  context = ids that turn was asked with + ids it drew + fmt.after(them, new messages)
+
+so no sampled token is ever encoded again. Two answers to one place (n > 1, a request
+that is repeated) and two continuations of one turn are branches; they share what stands
+before. Where no served turn fits (the agent edited, dropped or summarised an assistant
+message or one before it, or has other tools) there is a new root, which
+fmt.conversation renders; sub-agents have roots of their own in the same way.
+
+Histories are equal message by message and value by value, with these liberties, which
+clients take, and no others:
+
+  key order; keys that hold null, '', [] or {} are as good as absent
+  content may be a list of text parts, which is their concatenation
+  of an assistant message only content and tool_calls (id, name, arguments) count, and
+  arguments that are JSON are compared as JSON
+
+An answer is *replaced* if the same request (same place) came again after it had been
+served, was answered, and nobody went on from the first: the client had given it up. It
+is not trained. All other turns are, each in one segment: one that leads from a root to
+a leaf, with those turns masked out that another segment has. An agent that wants
+several answers asks with n, or at the same time.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+from typing import Any, Protocol
+
+import numpy as np
+
+from swe17 import types
+from swe17.agent import record
+
+Message = Mapping[str, Any]
+
+
+class Renders(Protocol):
+  """What of a chat format makes ids; `formats.Format` says it all."""
+
+  def conversation(
+    self, messages: Sequence[Message], tools: Sequence[Message]
+  ) -> list[int]:
+    """Ids of a whole history, up to where the next turn is opened."""
+    ...
+
+  def after(
+    self,
+    turn: Sequence[int],
+    messages: Sequence[Message],
+    tools: Sequence[Message] = (),
+  ) -> list[int]:
+    """Ids between a turn as it was drawn and the next, with these messages."""
+    ...
+
+
+@dataclasses.dataclass(eq=False)
+class Turn:
+  """What a sampler drew at a place, and was told to the agent."""
+
+  place: 'Place'
+  session: int
+  result: types.GenerateResult
+  temperature: float
+  number: int  # in the order of being served
+  replaced: bool = False
+  places: list['Place'] = dataclasses.field(default_factory=list)
+
+  @property
+  def trained(self) -> bool:
+    went_on = any(place.turns for place in self.places)
+    return went_on or not self.replaced
+
+
+@dataclasses.dataclass(eq=False)
+class Place:
+  """A context at which turns are asked for.
+
+  Attributes:
+    parent: the turn before it; None at a root.
+    glue_T: ids after the parent's turn; at a root the whole context.
+    length: tokens of the context.
+    name: digest of its ids; with the number of the draw it keys the draws.
+    history: digest of the messages asked, and of the tools.
+    turns: what was served here, by the number of the draw.
+    taken: numbers of draws that are under way.
+    sessions: of every draw ever begun here, by number.
+  """
+
+  parent: Turn | None
+  glue_T: np.ndarray
+  length: int
+  name: str
+  history: bytes
+  turns: dict[int, Turn] = dataclasses.field(default_factory=dict)
+  taken: set[int] = dataclasses.field(default_factory=set)
+  sessions: dict[int, int] = dataclasses.field(default_factory=dict)
+
+  @property
+  def context_T(self) -> np.ndarray:
+    """int32 [length]: what the sampler is given."""
+    parts: list[np.ndarray] = []
+    place: Place | None = self
+    while place is not None:
+      parts.append(place.glue_T)
+      turn, place = place.parent, None
+      if turn is not None:
+        parts.append(turn.result.token_T)
+        place = turn.place
+    return np.concatenate(parts[::-1])
+
+  @property
+  def routed(self) -> int:
+    """Tokens of the context whose routes are recorded: those that were fed."""
+    turn = self.parent
+    while turn is not None and turn.result.routes_RNK is None:
+      turn = turn.place.parent
+    return 0 if turn is None else turn.place.length + turn.result.token_T.size - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sought:
+  """Where a request belongs: what `Tree.render` and `Tree.put` make a place of."""
+
+  parent: Turn | None
+  messages: Sequence[Message]  # those after the parent's
+  tools: Sequence[Message]
+  history: bytes
+
+  @property
+  def key(self) -> tuple[int, bytes]:
+    return -1 if self.parent is None else self.parent.number, self.history
+
+
+@dataclasses.dataclass(eq=False)
+class Draw:
+  """One answer under way. Ends in `Tree.serve` or in `Tree.drop`."""
+
+  place: Place
+  number: int
+  before: tuple[Turn, ...]  # served here before this was asked
+
+  @property
+  def session(self) -> int:
+    return self.place.sessions[self.number]
+
+  @property
+  def name(self) -> str:
+    """Of the branch, for `episode.draw_key`: equal episodes have equal ones.
+
+    It depends on nothing but the context and the number of the draw. One that nobody
+    was served (the client went away) is drawn again under the same name, so that no
+    answer is lost for taking long.
+    """
+    return f'{self.place.name}.{self.number}'
+
+
+class Tree:
+  """Grows as an agent is served. Not for several threads."""
+
+  def __init__(self, fmt: Renders):
+    self._fmt = fmt
+    self.roots: list[Place] = []
+    self.turns: list[Turn] = []
+    self._places: dict[tuple[int, bytes], Place] = {}  # (parent's number, history)
+    self._told: dict[bytes, list[Turn]] = {}  # by the history that ends in the turn
+    self.sessions = 0
+
+  def place(self, messages: Sequence[Message], tools: Sequence[Message]) -> Place:
+    """Where a request stands, by its history. ValueError if it can't be rendered."""
+    sought = self.seek(messages, tools)
+    found = self.find(sought)
+    return self.put(sought, self.render(sought)) if found is None else found
+
+  def seek(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sought:
+    """The served turn that a request goes on from, if there is one."""
+    history = histories(messages, tools)
+    own = [i for i, m in enumerate(messages, 1) if m.get('role') == 'assistant']
+    last = own[-1] if own else 0
+    told = self._told.get(history[last], []) if last else []
+    # Of several equal answers it is the last that the agent has, if it asked again.
+    if not told:
+      return Sought(None, messages, tools, history[-1])
+    return Sought(told[-1], messages[last:], tools, history[-1])
+
+  def find(self, sought: Sought) -> Place | None:
+    """The place, if somebody asked there before."""
+    return self._places.get(sought.key)
+
+  def render(self, sought: Sought) -> list[int]:
+    """Ids that a new place adds to its parent's. May run on another thread."""
+    if sought.parent is None:
+      return self._fmt.conversation(sought.messages, sought.tools)
+    turn = sought.parent.result.token_T.tolist()
+    return self._fmt.after(turn, sought.messages, sought.tools)
+
+  def put(self, sought: Sought, ids: Sequence[int]) -> Place:
+    """The place, added unless it came meanwhile."""
+    if sought.key not in self._places:
+      self._places[sought.key] = self._add(sought.parent, ids, sought.history)
+    return self._places[sought.key]
+
+  def ask(self, place: Place, n: int = 1) -> list[Draw]:
+    """Begins `n` answers to one request."""
+    before = tuple(place.turns.values())
+    draws = []
+    for _ in range(n):
+      busy = place.taken | place.turns.keys()
+      number = next(i for i in range(len(busy) + 1) if i not in busy)
+      place.taken.add(number)
+      if number not in place.sessions:
+        place.sessions[number] = self._session(place, number)
+      draws.append(Draw(place, number, before))
+    return draws
+
+  def drop(self, draw: Draw) -> None:
+    """The answer was not served, and is not recorded. No harm if it was."""
+    draw.place.taken.discard(draw.number)
+
+  def serve(
+    self,
+    draw: Draw,
+    result: types.GenerateResult,
+    message: Message,
+    temperature: float,
+  ) -> Turn:
+    """Records an answer, and what the agent was told."""
+    place = draw.place
+    assert draw.number in place.taken, 'served twice, or dropped before'
+    place.taken.discard(draw.number)
+    turn = Turn(place, draw.session, result, temperature, len(self.turns))
+    for earlier in draw.before:
+      earlier.replaced = True
+    self.turns.append(turn)
+    place.turns[draw.number] = turn
+    history = _extend(place.history, {**message, 'role': 'assistant'})
+    self._told.setdefault(history, []).append(turn)
+    return turn
+
+  def record(self, log: record.Record) -> None:
+    """Writes what is trained to an empty log: its segments are this tree.
+
+    Turns are numbered in the order of being served, those left out not counted.
+    """
+    trained = [turn for turn in self.turns if turn.trained]
+    number = {turn: i for i, turn in enumerate(trained)}
+    heirs = {turn: _heir(turn) for turn in trained}
+    begun = set(heirs.values())
+    heads = [turn for turn in trained if turn not in begun]
+    for i, head in enumerate(heads):
+      if i:
+        log.open_segment([])
+      for turn in _path(head):
+        log.given(turn.place.glue_T.tolist())
+        log.served(turn.result)
+      turn = head
+      while turn is not None:
+        log.given(turn.place.glue_T.tolist())
+        log.sampled(turn.result, number[turn], turn.temperature)
+        turn = heirs[turn]
+
+  @property
+  def replaced(self) -> int:
+    """Turns that were served and are not trained."""
+    return sum(not turn.trained for turn in self.turns)
+
+  def _add(self, parent: Turn | None, glue: Sequence[int], history: bytes) -> Place:
+    glue_T = np.asarray(glue, np.int32)
+    place = Place(parent, glue_T, glue_T.size, '', history)
+    if parent is None:
+      self.roots.append(place)
+    else:
+      place.length += parent.place.length + parent.result.token_T.size
+      parent.places.append(place)
+    data = place.context_T.astype('<i4').tobytes()
+    place.name = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return place
+
+  def _session(self, place: Place, number: int) -> int:
+    """The session whose cache holds the context, unless another branch has it."""
+    parent = place.parent
+    if number == 0 and parent is not None and parent.places[0] is place:
+      return parent.session
+    self.sessions += 1
+    return self.sessions - 1
+
+
+def _heir(turn: Turn) -> Turn | None:
+  """The turn that goes on in this one's segment: the first trained one after it."""
+  after = [t for place in turn.places for t in place.turns.values() if t.trained]
+  return min(after, key=lambda t: t.number, default=None)
+
+
+def _path(turn: Turn) -> list[Turn]:
+  """The turns before this one, from its root on."""
+  before: list[Turn] = []
+  parent = turn.place.parent
+  while parent is not None:
+    before.append(parent)
+    parent = parent.place.parent
+  return before[::-1]
+
+
+# --- histories ------------------------------------------------------------------
+
+
+def histories(messages: Sequence[Message], tools: Sequence[Message]) -> list[bytes]:
+  """Digests of the first 0, 1, 2, ... messages, under these tools."""
+  told = [hashlib.blake2b(_json(tools).encode(), digest_size=16).digest()]
+  for message in messages:
+    told.append(_extend(told[-1], message))
+  return told
+
+
+def _extend(history: bytes, message: Message) -> bytes:
+  text = _json(said(message))
+  return hashlib.blake2b(history + text.encode(), digest_size=16).digest()
+
+
+def said(message: Message) -> dict[str, Any]:
+  """What of a message counts; see the module for the liberties."""
+  role, content = message.get('role'), _text(message.get('content'))
+  calls = message.get('tool_calls') or ()
+  if role == 'assistant':
+    found = {'role': role, 'content': content, 'tool_calls': [_call(c) for c in calls]}
+  else:
+    found = {**message, 'content': content}
+  return {key: value for key, value in found.items() if value not in _NOTHING}
+
+
+_NOTHING: tuple[Any, ...] = (None, '', [], {})
+
+
+def _text(content: Any) -> Any:
+  """Text parts as one text; anything else as it is."""
+  if not isinstance(content, list | tuple):
+    return content
+  texts: list[str] = []
+  for part in content:
+    text = part.get('text') if isinstance(part, Mapping) else None
+    if not isinstance(text, str) or part.get('type') != 'text':
+      return content
+    texts.append(text)
+  return ''.join(texts)
+
+
+def _call(call: Any) -> Any:
+  """(id, name, arguments) of a call; what is none stands for itself."""
+  function = call.get('function') if isinstance(call, Mapping) else None
+  if not isinstance(function, Mapping):
+    return call
+  arguments = function.get('arguments')
+  if isinstance(arguments, str):
+    try:
+      arguments = {'json': _json(json.loads(arguments))}
+    except (ValueError, RecursionError):  # not JSON: the text itself counts
+      arguments = {'text': arguments}
+  else:
+    arguments = {'json': _json(arguments)}
+  return [call.get('id'), function.get('name'), arguments]
+
+
+def _json(value: Any) -> str:
+  try:
+    return json.dumps(value, sort_keys=True, separators=(',', ':'))
+  except RecursionError as e:
+    raise ValueError('messages: nested too deeply') from e

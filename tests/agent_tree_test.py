@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swe17 import types
-from swe17.agent import record, tree
+from swe17.agent import record, told, tree
 
 SYSTEM = {'role': 'system', 'content': 'fix it'}
 USER = {'role': 'user', 'content': 'go'}
@@ -37,20 +37,23 @@ class Fmt:
     return [*ids, OPEN]
 
   def _ids(self, message):
-    text = json.dumps(tree.said(message), sort_keys=True)
+    text = json.dumps(told.said(message), sort_keys=True)
     return [4, *(10 + ord(c) % 26 for c in text), END]
+
+  def raw(self, text):
+    return [30 + ord(c) % 7 for c in text]
 
   def thinking(self, turn):
     return sum(token == 10 for token in turn)
 
   def message(self, turn):
     text = ''.join(chr(97 + token % 3) for token in turn if token >= 10)
-    told = {'role': 'assistant', 'content': text or None}
+    said = {'role': 'assistant', 'content': text or None}
     if CALL in turn:
       function = {'name': 'run', 'arguments': json.dumps({'at': text, 'n': len(turn)})}
       call = {'id': f'c{turn[0]}', 'type': 'function', 'function': function}
-      told['tool_calls'] = [call]
-    return told
+      said['tool_calls'] = [call]
+    return said
 
 
 class Engine:
@@ -92,15 +95,19 @@ class Engine:
     )
 
 
+def at(grown: tree.Tree, messages, tools) -> tree.Place:
+  return grown.place(grown.seek(messages, tools))
+
+
 def serve(grown: tree.Tree, engine: Engine, messages, tools=(), n=1, size=None):
   """Answers one request whole; the messages that the agent was told."""
-  place = grown.place(messages, tools)
-  told = []
+  place = at(grown, messages, tools)
+  answers = []
   for draw in grown.ask(place, n):
     result = engine.draw(place, size)
-    told.append(Fmt().message(result.token_T.tolist()))
-    grown.serve(draw, result, told[-1], 1.0)
-  return told
+    answers.append(Fmt().message(result.token_T.tolist()))
+    grown.serve(draw, result, answers[-1], 1.0)
+  return answers
 
 
 def segments(grown: tree.Tree) -> list[types.Segment]:
@@ -127,7 +134,7 @@ def result(text: str) -> dict:
 
 def test_a_next_turn_is_asked_with_the_ids_as_they_were_drawn():
   grown, _, history = grown_by([])
-  place = grown.place([*history, result('ok')], ())
+  place = at(grown, [*history, result('ok')], ())
   (turn,) = grown.turns
   drawn = turn.result.token_T.tolist()
   want = Fmt().conversation([SYSTEM, USER], ()) + drawn
@@ -149,13 +156,13 @@ def test_a_next_turn_is_asked_with_the_ids_as_they_were_drawn():
 def test_what_clients_do_to_a_message_without_changing_it_is_no_rewrite(change):
   grown, _, history = grown_by([], [result('a')])
   echoed = [change(m) if m['role'] == 'assistant' else m for m in history]
-  grown.place([*echoed, result('b')], ())
+  at(grown, [*echoed, result('b')], ())
   assert len(grown.roots) == 1
 
 
 def test_a_call_may_come_back_with_its_arguments_written_otherwise():
   grown, told = tree.Tree(Fmt()), Fmt().message([CALL, 12, END])
-  place = grown.place([USER], TOOLS)
+  place = at(grown, [USER], TOOLS)
   (draw,) = grown.ask(place)
   drawn = Engine(0).draw(place)
   grown.serve(draw, drawn, told, 1.0)
@@ -163,7 +170,7 @@ def test_a_call_may_come_back_with_its_arguments_written_otherwise():
   spaced = json.dumps(json.loads(call['function']['arguments']), indent=2)
   function = {'arguments': spaced, 'name': 'run'}
   same = {**told, 'tool_calls': [{'index': 0, 'id': call['id'], 'function': function}]}
-  assert grown.place([USER, same, result('a')], TOOLS).parent is grown.turns[0]
+  assert at(grown, [USER, same, result('a')], TOOLS).parent is grown.turns[0]
   for bad in (
     {**call, 'id': 'c9'},
     {**call, 'function': {**function, 'arguments': '{"at": "other"}'}},
@@ -171,8 +178,8 @@ def test_a_call_may_come_back_with_its_arguments_written_otherwise():
     {**call, 'function': {**function, 'name': 'walk'}},
   ):
     edited = {**told, 'tool_calls': [bad]}
-    assert grown.place([USER, edited, result('a')], TOOLS).parent is None
-  assert grown.place([USER, {**told, 'tool_calls': []}, USER], TOOLS).parent is None
+    assert at(grown, [USER, edited, result('a')], TOOLS).parent is None
+  assert at(grown, [USER, {**told, 'tool_calls': []}, USER], TOOLS).parent is None
 
 
 @pytest.mark.parametrize(
@@ -189,7 +196,7 @@ def test_a_call_may_come_back_with_its_arguments_written_otherwise():
 def test_a_rewritten_history_begins_a_root_of_its_own(rewrite):
   grown, engine, history = grown_by([], [result('a')])
   asked = [*rewrite(history), result('b')]
-  place = grown.place(asked, ())
+  place = at(grown, asked, ())
   assert place.parent is None
   assert place.context_T.tolist() == Fmt().conversation(asked, ())
   serve(grown, engine, asked)
@@ -205,16 +212,16 @@ def test_other_tools_begin_a_root_and_their_key_order_does_not():
   told = serve(grown, engine, [USER], TOOLS)
   asked = [USER, *told, USER]
   turned = [dict(reversed(TOOLS[0].items()))]
-  assert grown.place(asked, turned).parent is grown.turns[0]
-  assert grown.place(asked, []).parent is None
-  assert grown.place(asked, [*TOOLS, *TOOLS]).parent is None
+  assert at(grown, asked, turned).parent is grown.turns[0]
+  assert at(grown, asked, []).parent is None
+  assert at(grown, asked, [*TOOLS, *TOOLS]).parent is None
 
 
 def test_an_agent_that_drops_its_last_turns_branches_from_what_is_left():
   grown, _, history = grown_by([], [result('a')], [result('b')])
-  place = grown.place([*history[:3], result('other')], ())
+  place = at(grown, [*history[:3], result('other')], ())
   assert place.parent is grown.turns[0]
-  assert grown.place([*history[:5], USER], ()).parent is grown.turns[1]
+  assert at(grown, [*history[:5], USER], ()).parent is grown.turns[1]
 
 
 def test_deep_nesting_is_refused_and_no_crash():
@@ -222,7 +229,29 @@ def test_deep_nesting_is_refused_and_no_crash():
   for _ in range(100_000):
     deep = [deep]
   with pytest.raises(ValueError, match='nested too deeply'):
-    tree.Tree(Fmt()).place([{'role': 'user', 'content': deep}], ())
+    at(tree.Tree(Fmt()), [{'role': 'user', 'content': deep}], ())
+
+
+def complete(grown: tree.Tree, engine: Engine, text: str) -> str:
+  place = grown.place(grown.seek_text(text))
+  (draw,) = grown.ask(place)
+  drawn = engine.draw(place)
+  said = Fmt().message(drawn.token_T.tolist())['content'] or ''
+  grown.serve(draw, drawn, {'role': 'assistant', 'content': said}, 1.0)
+  return text + said
+
+
+def test_a_text_that_goes_on_from_one_that_was_told_extends_its_ids():
+  grown, engine = tree.Tree(Fmt()), Engine(1)
+  first = complete(grown, engine, 'once')
+  second = complete(grown, engine, first + ' more')
+  place = grown.place(grown.seek_text(second))
+  assert place.parent is grown.turns[1]
+  want = [*Fmt().raw('once'), *grown.turns[0].result.token_T, *Fmt().raw(' more')]
+  assert place.context_T.tolist() == [*want, *grown.turns[1].result.token_T]
+  assert grown.place(grown.seek_text('two')).parent is None
+  assert at(grown, [{'role': 'user', 'content': 'once'}], ()).parent is None
+  assert sum(s.mask_T.sum() for s in segments(grown)) == engine.count
 
 
 # --- draws and sessions ---------------------------------------------------------
@@ -230,7 +259,7 @@ def test_deep_nesting_is_refused_and_no_crash():
 
 def test_answers_to_one_place_have_names_of_their_own_whenever_they_are_asked():
   grown, engine = tree.Tree(Fmt()), Engine(0)
-  place = grown.place([USER], ())
+  place = at(grown, [USER], ())
   draws = grown.ask(place, 3)
   assert len({d.name for d in draws}) == 3
   assert len({d.session for d in draws}) == 3
@@ -242,10 +271,10 @@ def test_answers_to_one_place_have_names_of_their_own_whenever_they_are_asked():
 def test_an_answer_that_nobody_got_is_drawn_again_under_its_name():
   """A client that gives up on long answers must not make them rare."""
   grown = tree.Tree(Fmt())
-  place = grown.place([USER], ())
+  place = at(grown, [USER], ())
   (first,) = grown.ask(place)
   grown.drop(first)
-  (again,) = grown.ask(grown.place([USER], ()))
+  (again,) = grown.ask(at(grown, [USER], ()))
   assert (again.name, again.session) == (first.name, first.session)
   assert grown.turns == []
 
@@ -253,14 +282,14 @@ def test_an_answer_that_nobody_got_is_drawn_again_under_its_name():
 def test_names_depend_on_the_context_and_not_on_what_ran_beside_it():
   one, other, engine = tree.Tree(Fmt()), tree.Tree(Fmt()), Engine(0)
   serve(other, engine, [SYSTEM, USER])
-  names = [t.ask(t.place([USER], ()))[0].name for t in (one, other)]
+  names = [t.ask(at(t, [USER], ()))[0].name for t in (one, other)]
   assert names[0] == names[1]
 
 
 def test_a_session_follows_a_branch_and_a_second_branch_has_its_own():
   grown, _, history = grown_by([], [result('a')], [result('b')])
   assert {t.session for t in grown.turns} == {0}
-  (draw,) = grown.ask(grown.place([*history[:3], result('other')], ()))
+  (draw,) = grown.ask(at(grown, [*history[:3], result('other')], ()))
   assert draw.session == 1
   assert grown.sessions == 2
 
@@ -306,7 +335,7 @@ def test_an_answer_that_the_agent_went_on_from_is_trained_though_it_was_retried(
 def test_a_retry_that_is_never_answered_leaves_the_first_answer_trained():
   grown, engine = tree.Tree(Fmt()), Engine(0)
   serve(grown, engine, [USER])
-  (draw,) = grown.ask(grown.place([USER], ()))
+  (draw,) = grown.ask(at(grown, [USER], ()))
   grown.drop(draw)
   assert grown.replaced == 0
 
@@ -314,7 +343,7 @@ def test_a_retry_that_is_never_answered_leaves_the_first_answer_trained():
 def test_answers_that_were_asked_together_are_all_trained():
   grown, engine = tree.Tree(Fmt()), Engine(0)
   serve(grown, engine, [USER], n=4)
-  place = grown.place([SYSTEM, USER], ())
+  place = at(grown, [SYSTEM, USER], ())
   draws = [grown.ask(place)[0] for _ in range(3)]  # three requests at the same time
   for draw in draws:
     grown.serve(draw, engine.draw(place), {'content': 'x'}, 1.0)
@@ -338,7 +367,7 @@ class Agent:
     self.began: dict[tree.Draw, int] = {}
 
   def ask(self, messages: list[dict], n: int) -> None:
-    place = self.grown.place(messages, TOOLS)
+    place = at(self.grown, messages, TOOLS)
     for draw in self.grown.ask(place, n):
       self.open.append((messages, draw))
       self.began[draw] = next(self.clock)

@@ -13,13 +13,7 @@ before. Where no served turn fits (the agent edited, dropped or summarised an as
 message or one before it, or has other tools) there is a new root, which
 fmt.conversation renders; sub-agents have roots of their own in the same way.
 
-Histories are equal message by message and value by value, with these liberties, which
-clients take, and no others:
-
-  key order; keys that hold null, '', [] or {} are as good as absent
-  content may be a list of text parts, which is their concatenation
-  of an assistant message only content and tool_calls (id, name, arguments) count, and
-  arguments that are JSON are compared as JSON
+told.py says when two histories are equal.
 
 An answer is *replaced* if the same request (same place) came again after it had been
 served, was answered, and nobody went on from the first: the client had given it up. It
@@ -28,18 +22,17 @@ a leaf, with those turns masked out that another segment has. An agent that want
 several answers asks with n, or at the same time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
-import json
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from swe17 import types
-from swe17.agent import record
+from swe17.agent import record, told
 
-Message = Mapping[str, Any]
+Message = told.Message
 
 
 class Renders(Protocol):
@@ -60,6 +53,10 @@ class Renders(Protocol):
     """Ids between a turn as it was drawn and the next, with these messages."""
     ...
 
+  def raw(self, text: str) -> list[int]:
+    """Ids of a text, in which markup counts."""
+    ...
+
 
 @dataclasses.dataclass(eq=False)
 class Turn:
@@ -70,6 +67,7 @@ class Turn:
   result: types.GenerateResult
   temperature: float
   number: int  # in the order of being served
+  text: str | None = None  # all that was told so far, where no messages were asked
   replaced: bool = False
   places: list['Place'] = dataclasses.field(default_factory=list)
 
@@ -89,6 +87,7 @@ class Place:
     length: tokens of the context.
     name: digest of its ids; with the number of the draw it keys the draws.
     history: digest of the messages asked, and of the tools.
+    text: what was asked, where it was a text and no messages.
     turns: what was served here, by the number of the draw.
     taken: numbers of draws that are under way.
     sessions: of every draw ever begun here, by number.
@@ -99,6 +98,7 @@ class Place:
   length: int
   name: str
   history: bytes
+  text: str | None = None
   turns: dict[int, Turn] = dataclasses.field(default_factory=dict)
   taken: set[int] = dataclasses.field(default_factory=set)
   sessions: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -127,12 +127,20 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Sought:
-  """Where a request belongs: what `Tree.render` and `Tree.put` make a place of."""
+  """Where a request belongs: what `Tree.put` makes a place of.
+
+  Attributes:
+    parent: the turn that it goes on from; None: a root.
+    history: digest of all that is asked.
+    render: ids after the parent's. May run on another thread. ValueError if the format
+      does not take the messages.
+    text: what is asked, where it is a text and no messages.
+  """
 
   parent: Turn | None
-  messages: Sequence[Message]  # those after the parent's
-  tools: Sequence[Message]
   history: bytes
+  render: Callable[[], Sequence[int]]
+  text: str | None = None
 
   @property
   def key(self) -> tuple[int, bytes]:
@@ -173,39 +181,45 @@ class Tree:
     self._told: dict[bytes, list[Turn]] = {}  # by the history that ends in the turn
     self.sessions = 0
 
-  def place(self, messages: Sequence[Message], tools: Sequence[Message]) -> Place:
-    """Where a request stands, by its history. ValueError if it can't be rendered."""
-    sought = self.seek(messages, tools)
-    found = self.find(sought)
-    return self.put(sought, self.render(sought)) if found is None else found
-
-  def seek(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sought:
-    """The served turn that a request goes on from, if there is one."""
-    history = histories(messages, tools)
+  def seek(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Sought:
+    """The served turn that a conversation goes on from, if there is one."""
+    history = told.histories(messages, tools)
     own = [i for i, m in enumerate(messages, 1) if m.get('role') == 'assistant']
     last = own[-1] if own else 0
-    told = self._told.get(history[last], []) if last else []
+    turns = self._told.get(history[last], []) if last else []
+    if not turns:
+      return Sought(None, history[-1], lambda: self._fmt.conversation(messages, tools))
     # Of several equal answers it is the last that the agent has, if it asked again.
-    if not told:
-      return Sought(None, messages, tools, history[-1])
-    return Sought(told[-1], messages[last:], tools, history[-1])
+    drawn = turns[-1].result.token_T.tolist()
+    return Sought(
+      turns[-1], history[-1], lambda: self._fmt.after(drawn, messages[last:], tools)
+    )
+
+  def seek_text(self, text: str) -> Sought:
+    """The same for a bare text, which goes on from the longest text that was told."""
+    parent, known = None, ''
+    for turn in self.turns:
+      whole = turn.text
+      if whole is not None and len(whole) >= len(known) and text.startswith(whole):
+        parent, known = turn, whole
+    rest = text[len(known) :]
+    history = hashlib.blake2b(text.encode(), digest_size=16, person=b'text').digest()
+    return Sought(parent, history, lambda: self._fmt.raw(rest), text)
 
   def find(self, sought: Sought) -> Place | None:
     """The place, if somebody asked there before."""
     return self._places.get(sought.key)
 
-  def render(self, sought: Sought) -> list[int]:
-    """Ids that a new place adds to its parent's. May run on another thread."""
-    if sought.parent is None:
-      return self._fmt.conversation(sought.messages, sought.tools)
-    turn = sought.parent.result.token_T.tolist()
-    return self._fmt.after(turn, sought.messages, sought.tools)
-
   def put(self, sought: Sought, ids: Sequence[int]) -> Place:
     """The place, added unless it came meanwhile."""
     if sought.key not in self._places:
-      self._places[sought.key] = self._add(sought.parent, ids, sought.history)
+      self._places[sought.key] = self._add(sought, ids)
     return self._places[sought.key]
+
+  def place(self, sought: Sought) -> Place:
+    """Where a request stands, rendered here. ValueError if it can't be."""
+    found = self.find(sought)
+    return self.put(sought, sought.render()) if found is None else found
 
   def ask(self, place: Place, n: int = 1) -> list[Draw]:
     """Begins `n` answers to one request."""
@@ -240,8 +254,11 @@ class Tree:
       earlier.replaced = True
     self.turns.append(turn)
     place.turns[draw.number] = turn
-    history = _extend(place.history, {**message, 'role': 'assistant'})
-    self._told.setdefault(history, []).append(turn)
+    if place.text is not None:
+      turn.text = place.text + message['content']
+    else:
+      history = told.extend(place.history, {**message, 'role': 'assistant'})
+      self._told.setdefault(history, []).append(turn)
     return turn
 
   def record(self, log: record.Record) -> None:
@@ -271,9 +288,9 @@ class Tree:
     """Turns that were served and are not trained."""
     return sum(not turn.trained for turn in self.turns)
 
-  def _add(self, parent: Turn | None, glue: Sequence[int], history: bytes) -> Place:
-    glue_T = np.asarray(glue, np.int32)
-    place = Place(parent, glue_T, glue_T.size, '', history)
+  def _add(self, sought: Sought, ids: Sequence[int]) -> Place:
+    ids_T, parent = np.asarray(ids, np.int32), sought.parent
+    place = Place(parent, ids_T, ids_T.size, '', sought.history, sought.text)
     if parent is None:
       self.roots.append(place)
     else:
@@ -306,69 +323,3 @@ def _path(turn: Turn) -> list[Turn]:
     before.append(parent)
     parent = parent.place.parent
   return before[::-1]
-
-
-# --- histories ------------------------------------------------------------------
-
-
-def histories(messages: Sequence[Message], tools: Sequence[Message]) -> list[bytes]:
-  """Digests of the first 0, 1, 2, ... messages, under these tools."""
-  told = [hashlib.blake2b(_json(tools).encode(), digest_size=16).digest()]
-  for message in messages:
-    told.append(_extend(told[-1], message))
-  return told
-
-
-def _extend(history: bytes, message: Message) -> bytes:
-  text = _json(said(message))
-  return hashlib.blake2b(history + text.encode(), digest_size=16).digest()
-
-
-def said(message: Message) -> dict[str, Any]:
-  """What of a message counts; see the module for the liberties."""
-  role, content = message.get('role'), _text(message.get('content'))
-  calls = message.get('tool_calls') or ()
-  if role == 'assistant':
-    found = {'role': role, 'content': content, 'tool_calls': [_call(c) for c in calls]}
-  else:
-    found = {**message, 'content': content}
-  return {key: value for key, value in found.items() if value not in _NOTHING}
-
-
-_NOTHING: tuple[Any, ...] = (None, '', [], {})
-
-
-def _text(content: Any) -> Any:
-  """Text parts as one text; anything else as it is."""
-  if not isinstance(content, list | tuple):
-    return content
-  texts: list[str] = []
-  for part in content:
-    text = part.get('text') if isinstance(part, Mapping) else None
-    if not isinstance(text, str) or part.get('type') != 'text':
-      return content
-    texts.append(text)
-  return ''.join(texts)
-
-
-def _call(call: Any) -> Any:
-  """(id, name, arguments) of a call; what is none stands for itself."""
-  function = call.get('function') if isinstance(call, Mapping) else None
-  if not isinstance(function, Mapping):
-    return call
-  arguments = function.get('arguments')
-  if isinstance(arguments, str):
-    try:
-      arguments = {'json': _json(json.loads(arguments))}
-    except (ValueError, RecursionError):  # not JSON: the text itself counts
-      arguments = {'text': arguments}
-  else:
-    arguments = {'json': _json(arguments)}
-  return [call.get('id'), function.get('name'), arguments]
-
-
-def _json(value: Any) -> str:
-  try:
-    return json.dumps(value, sort_keys=True, separators=(',', ':'))
-  except RecursionError as e:
-    raise ValueError('messages: nested too deeply') from e

@@ -19,6 +19,7 @@ from swe17.agent import (
   gguf_metadata,
   gguf_tokenizer,
   hf_tokenizer,
+  history,
   syntax,
   template,
   templated,
@@ -65,6 +66,67 @@ class Format(Protocol):
     """
     ...
 
+  @property
+  def marks(self) -> history.Marks:
+    """What a reader of an unfinished turn must know."""
+    ...
+
+  def conversation(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    """Ids of whole messages in OpenAI's form, up to where the next turn begins.
+
+    What a message or a tool says is text, whatever markup it seems to hold. ValueError
+    with what the model's template says if it does not take them.
+    """
+    ...
+
+  def after(
+    self,
+    turn: Sequence[int],
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    """Ids between a turn, as it was drawn, and the next, for the messages between.
+
+    As `results`, of results and anything else that a client may say. A result is tied
+    to its call by the id that `message` gave the call. ValueError as `conversation`.
+    """
+    ...
+
+  def text(self, turn: Sequence[int]) -> str:
+    """A turn's text without its end token."""
+    ...
+
+  def message(
+    self, turn: Sequence[int], *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    """The assistant's message of a turn, in OpenAI's form.
+
+    Args:
+      turn: as it was drawn.
+      calls: whether calls are taken out of the text; one that does not parse stays in
+        it.
+      salt: makes the ids of calls in equal turns differ.
+    """
+    ...
+
+  def spoken(
+    self, text: str, *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    """As `message`, of a turn's text."""
+    ...
+
+  def raw(self, text: str) -> list[int]:
+    """Ids of a text in which markup counts."""
+    ...
+
+  def to_bytes(self, ids: Sequence[int]) -> bytes:
+    """The exact bytes that `ids` stand for. ValueError on an id out of range."""
+    ...
+
   def parse(self, turn: Sequence[int]) -> tools.Parsed:
     """What a turn says. Never raises on what a model may draw."""
     ...
@@ -102,6 +164,7 @@ class Own:
     self.vocab_size = tok.vocab_size
     self.stop_ids = chat.stop_ids(tok)
     self.strips, self.rewrites = True, ''
+    self.marks = history.Marks(syntax.HERMES.opens)
 
   def prompt(self, text: str, tools: Sequence[base.Tool]) -> list[int]:
     """Our models know their tools by heart: these are not told."""
@@ -112,9 +175,46 @@ class Own:
   ) -> list[int]:
     return chat.close_turn(self.tok, turn) + chat.tool_results(self.tok, texts)
 
-  def parse(self, turn: Sequence[int]) -> tools.Parsed:
+  def conversation(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    return chat.written(self.tok, history.mapped(messages))
+
+  def after(
+    self,
+    turn: Sequence[int],
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    named = [(call.name, call.id) for call in self.parse(turn).calls if not call.error]
+    made = history.mapped(messages)
+    follow = history.following(made, named, syntax.HERMES)
+    return chat.close_turn(self.tok, turn) + chat.written(self.tok, follow)
+
+  def text(self, turn: Sequence[int]) -> str:
     ended = len(turn) > 0 and turn[-1] == self.tok.end
-    return self.read(self.tok.decode(turn[:-1] if ended else turn))
+    return self.tok.decode(turn[:-1] if ended else turn)
+
+  def message(
+    self, turn: Sequence[int], *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    return self.spoken(self.text(turn), calls=calls, salt=salt)
+
+  def spoken(
+    self, text: str, *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    return history.spoken(text, tools.parse, calls=calls, salt=salt)
+
+  def raw(self, text: str) -> list[int]:
+    return self.tok.encode_markup(text)
+
+  def to_bytes(self, ids: Sequence[int]) -> bytes:
+    return self.tok.to_bytes(ids)
+
+  def parse(self, turn: Sequence[int]) -> tools.Parsed:
+    return self.read(self.text(turn))
 
   def read(self, text: str) -> tools.Parsed:
     return tools.parse(text)

@@ -55,6 +55,10 @@ class Agent:
   max_calls: int = _f(8, 'tool calls a turn')
   on_malformed: str = _f('end', 'end (outcome 0) | answer (an error message)')
   thoughts: str = _f('keep', 'those of earlier turns: keep | strip, in a new segment')
+  harness: str = _f('', "empty: our own loop | mini_swe_agent | 'command: words'")
+  harness_settings: str = _f('', "the agent's own settings file; empty: ours")
+  max_tokens: int = _f(0, 'sampled tokens of an episode behind the proxy; 0: any')
+  call_seconds: float = _f(60.0, 'wall time of a tool call [s]')
   episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
 
   def __post_init__(self):
@@ -63,7 +67,8 @@ class Agent:
     _at_least(
       self, 'agent.', 1, 'max_turns', 'max_new_tokens', 'max_context', 'max_calls'
     )
-    _above(self, 'agent.', 0, 'episode_seconds')
+    _at_least(self, 'agent.', 0, 'max_tokens')
+    _above(self, 'agent.', 0, 'episode_seconds', 'call_seconds')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +126,19 @@ class Rollout:
   eval_samples: int = _f(2, 'episodes per held-out task')
   retries: int = _f(2, 'further attempts at a group that infrastructure spoiled')
   keep_episodes: int = _f(2, 'episodes written out to read, per step')
+  request_seconds: float = _f(120.0, 'longest silence of a sampler about a request [s]')
+  turn_seconds: float = _f(600.0, 'wall time of a turn, whoever is asked for it [s]')
+  group_seconds: float = _f(3600.0, 'wall time of a group, all attempts at it [s]')
+  drain_seconds: float = _f(2.0, 'time for groups to end after SIGTERM [s]')
+  requests_at_once: int = _f(16, 'answers under way for one agent behind the proxy')
+  client_sampling: bool = _f(
+    False, 'agents behind the proxy set temperature and filters'
+  )
 
   def __post_init__(self):
+    _above(self, 'rollout.', 0, 'request_seconds', 'turn_seconds', 'group_seconds')
+    _at_least(self, 'rollout.', 0, 'drain_seconds')
+    _at_least(self, 'rollout.', 1, 'requests_at_once')
     _at_least(self, 'rollout.', 2, 'group_size')
     _at_least(self, 'rollout.', 0, 'max_staleness', 'retries', 'keep_episodes')
     _at_least(self, 'rollout.', 1, 'processes', 'eval_samples')

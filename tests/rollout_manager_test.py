@@ -123,7 +123,7 @@ async def test_groups_that_a_dead_process_finished_are_not_run_again(make):
 async def test_a_bug_in_a_group_ends_the_process(make):
   state = make()
 
-  async def episode(*_) -> types.Episode:
+  async def episode(*_, **limits) -> types.Episode:
     raise ZeroDivisionError('a bug')
 
   state.world.episode = episode

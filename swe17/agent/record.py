@@ -201,11 +201,11 @@ class Record:
     self.topk_bound += result.topk_bound
 
   async def run(
-    self, calls: list[tools.Call], env: base.Env, max_calls: int
+    self, calls: list[tools.Call], env: base.Env, *, most: int, seconds: float
   ) -> list[tools.Result]:
-    """Executes a turn's calls and counts what ran."""
+    """Executes a turn's calls, `most` at most, and counts what ran."""
     start = self._clock()
-    results = await tools.execute(calls, env, max_calls=max_calls)
+    results = await tools.execute(calls, env, max_calls=most, call_seconds=seconds)
     self.tool_seconds += self._clock() - start
     ran = [call.name for call, done in zip(calls, results, strict=True) if done.ran]
     self.calls += len(ran)

@@ -7,6 +7,7 @@ same loop on the same environments.
 from collections.abc import Callable
 import dataclasses
 import logging
+import math
 
 from swe17 import config, types
 from swe17.agent import episode, formats
@@ -37,14 +38,19 @@ class World:
     group_id: str,
     member: int,
     sampling: types.Sampling,
+    *,
+    seconds: float = math.inf,
   ) -> types.Episode:
-    """Runs one episode to its end."""
+    """Runs one episode to its end, or until `seconds` are over if that is sooner."""
+    agent = self.cfg.agent
     return await episode.run(
       task=task,
       env=repair.RepairEnv(task, self.verifier),
       generate=generate,
       fmt=self.fmt,
-      cfg=self.cfg.agent,
+      cfg=dataclasses.replace(
+        agent, episode_seconds=min(seconds, agent.episode_seconds)
+      ),
       sampling=sampling,
       seed=self.cfg.seed,
       group_id=group_id,

@@ -20,6 +20,14 @@ _LIST_AFTER = 20  # looks at the next manifest before all are listed
 
 
 @dataclasses.dataclass
+class Stop:
+  """What SIGTERM says: `asked`; while groups run (`drains`) they may end first."""
+
+  asked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+  drains: bool = False
+
+
+@dataclasses.dataclass
 class Rollout:
   """Everything alive in this process."""
 
@@ -38,6 +46,7 @@ class Rollout:
   spoiled: dict[str, int] = dataclasses.field(default_factory=dict)
   misses: int = 0  # looks at the plan since it last moved
   lag: float = 0.0  # seconds, longest stall since a group last took it
+  stop: Stop = dataclasses.field(default_factory=Stop)
 
   @property
   def region(self) -> int:
@@ -63,11 +72,17 @@ async def open_rollout(
   world: episodes.World,
   says: status.Status,
   stack: contextlib.AsyncExitStack,
+  stop: Stop,
 ) -> Rollout:
   """The state of this process; the stack closes what is open in it."""
   store = await outbox.insist(lambda: kv.open(cfg.store))
   region = index % cfg.regions if cfg.regions > 1 else None
-  route = router.Router(store, seconds=cfg.agent.episode_seconds, region=region)
+  route = router.Router(
+    store,
+    seconds=cfg.rollout.request_seconds,
+    turn_seconds=cfg.rollout.turn_seconds,
+    region=region,
+  )
   await route.open()
   stack.push_async_callback(route.close)
   folder = pathlib.Path(cfg.run_dir)
@@ -90,6 +105,7 @@ async def open_rollout(
     own=own,
     attempt=await _attempt(store, index),
     index=index,
+    stop=stop,
   )
 
 

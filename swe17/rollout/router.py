@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 import contextlib
 import dataclasses
 import logging
+import math
 import random
 
 import aiohttp
@@ -40,16 +41,19 @@ class Router:
     store: kv.Store,
     *,
     seconds: float,
+    turn_seconds: float = math.inf,
     patience: float = 60.0,
     region: int | None = None,
   ):
     """Args:
     store: where samplers register.
     seconds: longest silence of a sampler about one request.
+    turn_seconds: bounds a whole answer, whoever gives it (`stream` has no bound).
     patience: seconds a request waits while there is no sampler that it could ask.
     region: asks only samplers that registered for it; None: all of them.
     """
     self._seconds, self._patience = seconds, patience
+    self._turn_seconds = turn_seconds
     self._samplers = samplers.Samplers(store, region)
     self._unsound: dict[str, int] = {}  # url -> damaged answers since a sound one
     self._http: aiohttp.ClientSession | None = None
@@ -81,9 +85,18 @@ class Router:
     self._samplers.forget(session)
 
   async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
-    """Asks a sampler, another one if it fails; raises as `stream` does."""
-    async with contextlib.aclosing(self.stream(request)) as parts:
-      return types.join([part async for part in parts])
+    """Asks a sampler, another one if it fails.
+
+    Raises as `stream` does, and TimeoutError once the turn took too long.
+    """
+    limit = asyncio.timeout(self._turn_seconds)
+    try:
+      async with limit, contextlib.aclosing(self.stream(request)) as parts:
+        return types.join([part async for part in parts])
+    except TimeoutError as e:
+      if not limit.expired():
+        raise
+      raise TimeoutError(f'a turn took over {self._turn_seconds:g} s') from e
 
   async def stream(
     self, request: types.GenerateRequest

@@ -25,37 +25,14 @@ several answers asks with n, or at the same time.
 from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from swe17 import types
-from swe17.agent import record, told
+from swe17.agent import formats, record, told
 
-Message = told.Message
-
-
-class Renders(Protocol):
-  """What of a chat format makes ids; `formats.Format` says it all."""
-
-  def conversation(
-    self, messages: Sequence[Message], tools: Sequence[Message]
-  ) -> list[int]:
-    """Ids of a whole history, up to where the next turn is opened."""
-    ...
-
-  def after(
-    self,
-    turn: Sequence[int],
-    messages: Sequence[Message],
-    tools: Sequence[Message] = (),
-  ) -> list[int]:
-    """Ids between a turn as it was drawn and the next, with these messages."""
-    ...
-
-  def raw(self, text: str) -> list[int]:
-    """Ids of a text, in which markup counts."""
-    ...
+Message = dict[str, Any]
 
 
 @dataclasses.dataclass(eq=False)
@@ -173,7 +150,7 @@ class Draw:
 class Tree:
   """Grows as an agent is served. Not for several threads."""
 
-  def __init__(self, fmt: Renders):
+  def __init__(self, fmt: formats.Format):
     self._fmt = fmt
     self.roots: list[Place] = []
     self.turns: list[Turn] = []
@@ -181,7 +158,9 @@ class Tree:
     self._told: dict[bytes, list[Turn]] = {}  # by the history that ends in the turn
     self.sessions = 0
 
-  def seek(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Sought:
+  def seek(
+    self, messages: Sequence[Message], tools: Sequence[told.Message] = ()
+  ) -> Sought:
     """The served turn that a conversation goes on from, if there is one."""
     history = told.histories(messages, tools)
     own = [i for i, m in enumerate(messages, 1) if m.get('role') == 'assistant']

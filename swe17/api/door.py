@@ -27,6 +27,8 @@ async def body(http: web.Request) -> bytes:
     raise errors.Refused(
       f'the body did not come within {PATIENCE:g} s', status=408
     ) from e
+  except web.RequestPayloadError as e:
+    raise errors.Refused(f'the body does not decode: {e!s:.200}') from e
   except web.HTTPRequestEntityTooLarge as e:
     raise errors.Refused(f'the body is larger than {MAX_BODY} bytes', status=413) from e
 

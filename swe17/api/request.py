@@ -269,8 +269,8 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
   given = value if isinstance(value, list) else [value]
-  if _are_ids(given):
-    given = [given]
+  if isinstance(value, list) and _are_ids(value):
+    given = [value]
   made: list[str | tuple[int, ...]] = []
   for prompt in given if len(given) <= MAX_CHOICES else ():
     if isinstance(prompt, str) and messages.is_unicode(prompt):

@@ -41,9 +41,17 @@ class World:
     self.fmt = None
 
   async def episode(
-    self, task, generate, group_id, member, sampling, *, seconds=math.inf
+    self,
+    task,
+    generate,
+    group_id,
+    member,
+    sampling,
+    *,
+    seconds=math.inf,
+    min_version=0,
   ) -> types.Episode:
-    del sampling
+    del sampling, min_version
     self.allowed.append(seconds)
     self.began.setdefault(group_id, self.version())
     self.ran.append((task.id, group_id, member))

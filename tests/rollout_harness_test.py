@@ -174,18 +174,18 @@ async def render(
   agent: harness_scripted.Scripted,
   asked: list[types.GenerateRequest],
   member: int,
-) -> types.Segment:
+) -> types.Episode:
   """The conversation that an episode should be: no agent, no HTTP, no sandbox."""
   draws = [r for r in asked if r.session.startswith(f'0-a.0.{member}.')]
-  return await harness_scripted.segment(
+  return await harness_scripted.episode(
     task,
     repair.RepairEnv(task, verifier),
     Rekeyed(agent, {r.token_T.size: r.key for r in draws}),
     FMT,
     harness_scripted.Templates(),
-    dataclasses.replace(draws[0], token_T=np.zeros(0, np.int32)),
-    max_context=CFG.agent.max_context,
-    max_turns=CFG.agent.max_turns,
+    CFG.agent,
+    '0-a.0',
+    member,
   )
 
 
@@ -195,9 +195,10 @@ def test_unmodified_mini_swe_agent_gives_the_ids_of_the_rendered_conversation(ra
     assert one.status == 'valid', one.outcome
     assert one.submitted and not one.cut
     assert one.outcome.value in (0.0, 1.0)
-    (segment,) = one.segments
-    assert segment.token_T.tolist() == want.token_T.tolist()
-    assert segment.mask_T.tolist() == want.mask_T.tolist()
+    (segment,), (rendered,) = one.segments, want.segments
+    assert segment.token_T.tolist() == rendered.token_T.tolist()
+    assert segment.mask_T.tolist() == rendered.mask_T.tolist()
+    assert (one.outcome, one.turns, one.tests) == (want.outcome, want.turns, want.tests)
     assert one.sampled_tokens == segment.mask_T.sum()
     assert one.turns == one.calls == segment.turn_T.max() + 1
     text = FMT.tok.decode(segment.token_T.tolist())

@@ -200,7 +200,10 @@ async def test_an_evaluation_asks_for_the_plans_version_and_names_the_samples(ma
   await process.next_plan(state)
   requests = []
 
-  async def episode(task, generate, group_id, member, sampling) -> types.Episode:
+  async def episode(
+    task, generate, group_id, member, sampling, *, min_version
+  ) -> types.Episode:
+    assert min_version == 1  # what a harness asks of its own samplers
     request = types.GenerateRequest('s', np.ones(1, np.int32), 1, (), sampling, (0, 0))
     await generate(request)
     requests.append((group_id, member))

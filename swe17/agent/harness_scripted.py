@@ -13,8 +13,10 @@ in the same ways. A turn is a word about what it suspects, and one call of `bash
 real shell give, in a hundredth of the time.
 """
 
+from collections.abc import Awaitable, Callable
 import dataclasses
 import functools
+import json
 import random
 import shlex
 from typing import Any
@@ -23,7 +25,8 @@ import jinja2
 import numpy as np
 import yaml
 
-from swe17 import types
+from swe17 import config, types
+from swe17.agent import episode as episodes
 from swe17.agent import formats, mini_swe_agent, record, scripted
 from swe17.env import anchors, repair, repair_shell
 
@@ -42,6 +45,9 @@ BASH = {
     },
   },
 }
+
+
+Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,43 +229,69 @@ def _render(template: str, **given: Any) -> str:
   return _template(template).render(**given)
 
 
-async def segment(
+async def episode(
   task: types.Task,
   env: repair.RepairEnv,
-  agent: Scripted,
+  agent: Generate,
   fmt: formats.Format,
   templates: Templates,
-  request: types.GenerateRequest,
-  *,
-  max_context: int,
-  max_turns: int,
-) -> types.Segment:
-  """A scripted agent's conversation on a task, as far as it fits.
-
-  `request` has all but the context: key, limits and sampling, which filters nothing.
-  """
+  cfg: config.Agent,
+  group_id: str,
+  member: int,
+) -> types.Episode:
+  """A scripted agent's whole conversation on a task, as far as it fits."""
   log = record.Record(fmt, lambda: 0.0)
   log.given(fmt.conversation(templates.opening(repair_shell.prompt(task)), [BASH]))
-  for number in range(max_turns):
-    room = min(request.max_new, max_context - len(log.token))
+  request = types.GenerateRequest(
+    session=f'{group_id}.{member}.0',
+    token_T=np.zeros(0, np.int32),
+    max_new=cfg.max_new_tokens,
+    stop_ids=fmt.stop_ids,
+    sampling=types.Sampling(),
+    key=episodes.draw_key(0, group_id, member, 0),
+  )
+  command = ''
+  for number in range(cfg.max_turns):
+    room = min(cfg.max_new_tokens, cfg.max_context - len(log.token))
     if room <= 0:
       break
-    asked = dataclasses.replace(
-      request, token_T=np.asarray(log.token, np.int32), max_new=room
-    )
-    result = await agent(asked)
-    log.sampled(result, number, request.sampling.temperature)
+    token_T = np.asarray(log.token, np.int32)
+    result = await agent(dataclasses.replace(request, token_T=token_T, max_new=room))
+    log.sampled(result, number, 1.0)
     turn = result.token_T.tolist()
-    call = fmt.message(turn).get('tool_calls', [None])[0]
-    command = _command(fmt, turn)
-    if call is None or command == SUBMIT:
+    calls = fmt.message(turn).get('tool_calls')
+    if not calls:
+      break
+    command = json.loads(calls[0]['function']['arguments'])['command']
+    log.calls += 1
+    if command == SUBMIT:
       break
     output, code = await play(env, command)
-    told = templates.result(call['id'], output, code)
+    log.tests += 'run_tests' in command
+    told = templates.result(calls[0]['id'], output, code)
     log.given(fmt.after(turn, [told], [BASH]))
-  return log.segment()
-
-
-def _command(fmt: formats.Format, turn: list[int]) -> str:
-  calls = fmt.parse(turn).calls
-  return calls[0].arguments.get('command', '') if calls else ''
+  submitted = command == SUBMIT
+  outcome = types.Outcome(0.0, 'not submitted')
+  if submitted:
+    outcome = await env.verify()
+  return types.Episode(
+    id=f'{group_id}.{member}',
+    task_id=task.id,
+    unit=task.unit,
+    group_id=group_id,
+    member=member,
+    status='invalid' if outcome.value is None else 'valid',
+    outcome=outcome,
+    solved_at=task.solved_at,
+    segments=log.segments(),
+    turns=log.turns,
+    calls=log.calls,
+    malformed=0,
+    tests=log.tests,
+    submitted=submitted,
+    sampled_tokens=log.drawn,
+    thinking_tokens=log.thinking,
+    tool_seconds=0.0,
+    seconds=0.0,
+    cut=not submitted,
+  )

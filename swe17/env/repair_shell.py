@@ -29,8 +29,7 @@ from swe17 import config, types
 from swe17.env import functions, grader, repair, sandbox, shell, shell_tools
 
 PROMPT = (
-  'Repair {function} in solution.py: its tests fail. Commands: view, edit PLACE TEXT, '
-  'undo, run_tests.'
+  '{task} It is in solution.py. Commands: view, edit PLACE TEXT, undo, run_tests.'
 )
 _PROCESSES = 32  # of one command
 # Names that reach beyond what a module's own code can see.
@@ -44,7 +43,7 @@ _REACHING = frozenset(
 
 def prompt(task: types.Task) -> str:
   """What an agent with a shell is asked."""
-  return PROMPT.format(function=task.payload['function'])
+  return PROMPT.format(task=task.prompt)
 
 
 def folder(task: types.Task) -> bytes:

@@ -18,6 +18,7 @@ folder is worth from the verifier, and how it ended from the agent:
 
 import asyncio
 import json
+import math
 import secrets
 import time
 
@@ -26,7 +27,7 @@ from aiohttp import web
 from swe17 import config, types
 from swe17.agent import formats, programs
 from swe17.env import repair, repair_shell, sandbox
-from swe17.rollout import proxy, recorded, router
+from swe17.rollout import proxy, recorded
 
 _AT_ONCE = 8  # commands that run side by side
 _MAX_BODY = 1 << 20  # bytes of a command
@@ -110,7 +111,7 @@ class Harness:
     cfg: config.Config,
     fmt: formats.Format,
     verifier: repair.Verifier,
-    route: router.Router,
+    route: proxy.Route,
   ):
     """ValueError if the agent that the settings name is not there."""
     self.cfg, self._verifier = cfg, verifier
@@ -137,10 +138,16 @@ class Harness:
     group_id: str,
     member: int,
     sampling: types.Sampling,
+    *,
+    seconds: float = math.inf,
     min_version: int = 0,
   ) -> types.Episode:
-    """Runs one episode to its end; see the module for what each end means."""
+    """Runs one episode to its end; see the module for what each end means.
+
+    `seconds` bound its wall time where `agent.episode_seconds` is more.
+    """
     agent = self.cfg.agent
+    most = min(seconds, agent.episode_seconds)
     opened = self._proxy.open_episode(
       group_id, member, sampling=sampling, min_version=min_version
     )
@@ -156,19 +163,19 @@ class Harness:
       turns=agent.max_turns,
       seconds=2 * agent.call_seconds + _WAIT_SECONDS,
     )
-    limit = asyncio.timeout(agent.episode_seconds)
+    limit = asyncio.timeout(most)
     served: recorded.Served | None = None
-    ended, seconds, fault = programs.Ended(''), 0.0, ''
+    ended, spent, fault = programs.Ended(''), 0.0, ''
     try:
       try:
         async with limit:
           ended = await self._program.run(job)
       except OSError as e:  # TimeoutError is one
-        late = f'episode took over {agent.episode_seconds:g} s'
+        late = f'episode took over {most:g} s'
         fault = late if limit.expired() else f'{type(e).__name__}: {e}'
       finally:
         served = self._proxy.close_episode(opened.key)
-        seconds, broken = self._shells.remove(key)
+        spent, broken = self._shells.remove(key)
         fault = fault or broken
       outcome = await self._outcome(shell, served, ended, fault)
     finally:
@@ -181,7 +188,7 @@ class Harness:
       calls=shell.calls,
       tests=shell.tests,
       submitted=ended.exit == programs.SUBMITTED,
-      tool_seconds=seconds,
+      tool_seconds=spent,
     )
 
   async def _outcome(

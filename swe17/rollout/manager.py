@@ -282,7 +282,7 @@ async def _evaluate(state: process.Rollout, label: str) -> None:
 
   async def one(task: types.Task, group_id: str, member: int) -> types.Episode:
     episode = await state.world.episode(
-      task, generate, group_id, member, cfg.sampler.sampling
+      task, generate, group_id, member, cfg.sampler.sampling, min_version=version
     )
     _forget(state, episode)
     return episode

@@ -10,7 +10,7 @@ from typing import Any
 
 from swe17 import config
 from swe17.metrics import records, status
-from swe17.rollout import admission, episodes, outbox, router
+from swe17.rollout import admission, episodes, harness, outbox, router
 from swe17.store import kv
 from swe17.sync import follower, manifest
 
@@ -85,6 +85,10 @@ async def open_rollout(
   )
   await route.open()
   stack.push_async_callback(route.close)
+  if cfg.agent.harness:
+    world.harness = harness.Harness(cfg, world.fmt, world.verifier, route)
+    stack.push_async_callback(world.harness.close)
+    await world.harness.open()
   folder = pathlib.Path(cfg.run_dir)
   own = records.EventLog(str(folder / f'rollout-{index}.jsonl'))
   stack.callback(own.close)

@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import logging
 import secrets
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 import numpy as np
@@ -48,12 +48,22 @@ class Opened:
   base_url: str
 
 
+class Route(Protocol):
+  """What the proxy asks of a router."""
+
+  def stream(
+    self, request: types.GenerateRequest
+  ) -> AsyncGenerator[types.GenerateResult, None]: ...
+
+  def forget(self, session: str) -> None: ...
+
+
 class Proxy:
   """Satisfies `backend.Backend`. Open it inside a running event loop."""
 
   models: tuple[str, ...] = ('swe17',)
 
-  def __init__(self, cfg: config.Config, fmt: formats.Format, route: router.Router):
+  def __init__(self, cfg: config.Config, fmt: formats.Format, route: Route):
     self.fmt, self.max_context = fmt, cfg.agent.max_context
     self._cfg, self._router = cfg, route
     self._open: dict[str, recorded.Recorded] = {}

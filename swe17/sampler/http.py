@@ -85,6 +85,8 @@ class Direct:
     return self._cfg.sampling
 
   async def context(self, http: web.Request, asked: backend.Asked) -> list[int]:
+    if asked.n > self._cfg.queue:
+      errors.refuse('n', asked.n, f'at most {self._cfg.queue}: no more may wait here')
     async with self._tokenisers:
       if isinstance(asked, request.Chat):
         return await asyncio.to_thread(

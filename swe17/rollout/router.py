@@ -60,6 +60,7 @@ class Router:
     self.rerouted = 0  # requests that went on elsewhere
     self.resumed = 0  # of those, with tokens that were drawn before
     self.waited = 0.0  # seconds, for samplers that were full
+    self.lost_seconds = 0.0  # between a failure and the next part of what it hit
 
   async def open(self) -> None:
     connector = aiohttp.TCPConnector(limit=0)
@@ -110,6 +111,7 @@ class Router:
     """
     loop = asyncio.get_running_loop()
     until, tried, begun = loop.time() + self._patience, False, False
+    failed: float | None = None  # when, if no part has come since
     while True:
       one = self._samplers.place(request.session, loop.time())
       if one is None:
@@ -129,6 +131,9 @@ class Router:
           async for part in parts:
             self._unsound.pop(one.url, None)
             self._samplers.answered(request.session)
+            if failed is not None:
+              self.lost_seconds += loop.time() - failed
+              failed = None
             yield part
             request = beyond(request, part)
             until, tried, begun = loop.time() + self._patience, False, True
@@ -139,7 +144,7 @@ class Router:
       except (aiohttp.ClientError, ConnectionError, TimeoutError) as e:
         self._failed(one, request, e)
         self.resumed += begun
-        tried = True
+        tried, failed = True, failed or loop.time()
       finally:
         one.open -= 1
 
@@ -157,7 +162,9 @@ class Router:
     self, one: samplers.Sampler, request: types.GenerateRequest, error: Exception
   ) -> None:
     """Takes note of a failure. Unusable once there is no sampler that gives samples."""
-    _log.warning('sampler %s failed (%s: %s)', one.url, type(error).__name__, error)
+    # Every request that it had says the same.
+    level = logging.DEBUG if one.failed else logging.WARNING
+    _log.log(level, 'sampler %s failed (%s: %s)', one.url, type(error).__name__, error)
     if isinstance(error, stream.Damaged):
       self._unsound[one.url] = self._unsound.get(one.url, 0) + 1
       known = {one.url, *self._samplers.urls}

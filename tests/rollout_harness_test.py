@@ -129,7 +129,7 @@ def says(*turns: list[int]) -> Callable[..., Awaitable[types.GenerateResult]]:
   return generate
 
 
-LOST = turn(text='nothing to do')
+LOST = turn(text='nothing to do <tool_call>{"name": 1}</tool_call>')
 TRY = "sed -i 's/zzz/zzz/' solution.py && run_tests"
 BRANCHED = (turn('view'), LOST, turn(TRY), turn(harness_scripted.SUBMIT))
 
@@ -210,7 +210,7 @@ def test_turns_that_the_agent_rejects_branch_and_are_trained_once(ran):
   """mini-swe-agent drops a turn without a call from its history: a branch."""
   one = ran['branched']
   assert one.submitted and one.outcome.value == 0.0
-  assert len(one.segments) == 2
+  assert len(one.segments) == 2 and one.malformed == 1
   drawn = [s.token_T[s.mask_T].tolist() for s in one.segments]
   together = sorted(token for ids in drawn for token in ids)
   assert together == sorted(token for ids in BRANCHED for token in ids)

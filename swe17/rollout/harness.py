@@ -23,6 +23,7 @@ import secrets
 import time
 
 from aiohttp import web
+import numpy as np
 
 from swe17 import config, types
 from swe17.agent import formats, programs
@@ -114,7 +115,7 @@ class Harness:
     route: proxy.Route,
   ):
     """ValueError if the agent that the settings name is not there."""
-    self.cfg, self._verifier = cfg, verifier
+    self.cfg, self._fmt, self._verifier = cfg, fmt, verifier
     self._program = programs.choose(cfg.agent.harness, cfg.agent.harness_settings)
     self._proxy = proxy.Proxy(cfg, fmt, route)
     self._shells = Shells()
@@ -186,6 +187,7 @@ class Harness:
       member,
       outcome,
       calls=shell.calls,
+      malformed=_malformed(served, self._fmt),
       tests=shell.tests,
       submitted=ended.exit == programs.SUBMITTED,
       tool_seconds=spent,
@@ -206,3 +208,13 @@ class Harness:
     if ended.exit in programs.OWN_ENDS or served.cut:
       return types.Outcome(0.0, f'not submitted: {said}')
     return types.Outcome(None, f'the agent failed: {said}')
+
+
+def _malformed(served: recorded.Served, fmt: formats.Format) -> int:
+  """Calls that did not parse; what a harness makes of them is its own business."""
+  count = 0
+  for segment in served.segments:
+    for turn in np.unique(segment.turn_T[segment.mask_T]):
+      ids = segment.token_T[segment.mask_T & (segment.turn_T == turn)].tolist()
+      count += sum(bool(call.error) for call in fmt.parse(ids).calls)
+  return count

@@ -126,8 +126,15 @@ class Samplers:
 
   def serves(self, i: int) -> bool:
     """Whether this process of the sampler has said that it serves."""
+    return bool(self.url(i))
+
+  def url(self, i: int) -> str:
+    """Where this process of the sampler serves; '' if it has not said so."""
     data = self._store.read(f'samplers/{i}.json')
-    return data is not None and json.loads(data)['pid'] == self._running[i].pid
+    if data is None:
+      return ''
+    entry = json.loads(data)
+    return entry['url'] if entry['pid'] == self._running[i].pid else ''
 
   def _back(self, i: int) -> bool:
     """Whether one that was killed serves again, as another process."""

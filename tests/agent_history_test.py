@@ -123,6 +123,8 @@ def test_a_thought_that_opens_an_earlier_message_keeps_its_tags():
   plain = markup(fmt, fmt.conversation([U, {**earlier, 'content': 'yes'}, U]))
   think, end = fmt.raw('<think></think>')
   assert sorted(ids) == sorted([*plain, think, end])
+  open_one = {**earlier, 'content': '<think>\nhm'}
+  assert markup(fmt, fmt.conversation([U, open_one, U])) == plain
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -289,3 +291,17 @@ def test_a_call_without_an_object_is_written_around_what_it_has(way):
   (made,) = history.written([{'role': 'assistant', 'tool_calls': [call]}], way)
   assert '{"a": ' in made['content'] and 'view' in made['content']
   assert 'tool_calls' not in made and tools.parse('') is not None
+
+
+def test_a_turn_may_end_with_another_token_of_the_model_s():
+  qwen = fmt_of('qwen')
+  assert isinstance(qwen, templated.Templated)
+  other = qwen._tok.markup['<|endoftext|>']
+  chat = chat_templates.chat('qwen')
+  fmt = templated.Templated(qwen._tok, chat, syntax.HERMES, [other, *qwen.stop_ids])
+  assert fmt.stop_ids == (*qwen.stop_ids, other)
+  turn = fmt.raw('Done.')
+  assert fmt.text([*turn, other]) == fmt.text([*turn, *qwen.stop_ids]) == 'Done.'
+  after = fmt.after([*turn, other], [U])
+  assert after == fmt.after([*turn, *qwen.stop_ids], [U])
+  assert fmt.after(turn, [U]) == [*qwen.stop_ids, *after]

@@ -262,6 +262,27 @@ async def test_what_was_served_is_told_once_for_each_choice():
     assert given == {k: v for k, v in message.items() if v is not None}
 
 
+@pytest.mark.parametrize('streamed', [False, True])
+async def test_a_whole_answer_is_served_or_not_at_all(streamed):
+  """Of a stream the choices that had ended were given."""
+
+  class Breaks(api.Scripted):
+    async def generate(self, http, asked, context, choice):
+      if choice == 0:
+        async for part in super().generate(http, asked, context, choice):
+          yield part
+        return
+      yield api.part([9])
+      while not self.asked or self.running:
+        await asyncio.sleep(0.01)
+      raise ConnectionError('stopping')
+
+  behind = Breaks(api.fmt(), api.says('a'))
+  with pytest.raises(openai.APIError, match='stopping'):
+    await (stream if streamed else ask)(behind, n=2)
+  assert [i for i, _, _ in behind.told] == ([0] if streamed else [])
+
+
 async def test_a_client_that_goes_away_frees_what_draws_for_it():
   behind = api.Scripted(api.fmt(), api.says('one two three'))
   behind.wait = asyncio.Event()

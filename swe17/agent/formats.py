@@ -28,6 +28,8 @@ from swe17.agent import (
 )
 from swe17.env import base
 
+_ENDS = ('eos', 'eot', 'eom')  # as GGUF names what may end a turn
+
 
 class Format(Protocol):
   """How a model's contexts are laid out, and what it means by its tokens."""
@@ -273,7 +275,9 @@ def _of_gguf(path: pathlib.Path) -> templated.Templated:
     return '' if i is None else tokens[i]
 
   chat_template = metadata.get('tokenizer.chat_template', '')
-  return _templated(spec, len(tokens), chat_template, named('bos'), named('eos'))
+  ends = [metadata.get(f'tokenizer.ggml.{end}_token_id') for end in _ENDS]
+  special = (named('bos'), named('eos'))
+  return _templated(spec, len(tokens), chat_template, special, ends)
 
 
 def _of_folder(path: pathlib.Path) -> templated.Templated:
@@ -296,17 +300,27 @@ def _of_folder(path: pathlib.Path) -> templated.Templated:
     token = given.get(f'{which}_token') or ''
     return token if isinstance(token, str) else token['content']
 
-  return _templated(spec, rows, chat_template, named('bos'), named('eos'))
+  settings = path / 'generation_config.json'
+  ends = _json(settings).get('eos_token_id') if settings.is_file() else None
+  ends = ends if isinstance(ends, list) else [ends]
+  return _templated(spec, rows, chat_template, (named('bos'), named('eos')), ends)
 
 
 def _templated(
-  spec: dict[str, Any], rows: int, chat_template: str, bos: str, eos: str
+  spec: dict[str, Any],
+  rows: int,
+  chat_template: str,
+  special: tuple[str, str],
+  ends: Sequence[int | None],
 ) -> templated.Templated:
+  """`special` are (begin, end) of a text; `ends`, ids that a turn may end with too."""
   if not chat_template:
     raise ValueError('the model has no chat template: take one tuned for conversation')
   tok = hf_tokenizer.Tokenizer(spec, rows)
-  made = template.Template(chat_template, bos=bos, eos=eos)
-  return templated.Templated(tok, made, syntax.choose(tok.markup, chat_template))
+  made = template.Template(chat_template, bos=special[0], eos=special[1])
+  way = syntax.choose(tok.markup, chat_template)
+  added = [i for i in ends if i is not None and i in tok.markup.values()]
+  return templated.Templated(tok, made, way, ends=added)
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

@@ -93,8 +93,9 @@ def guard_message(message: template.Message, guard: Guard) -> template.Message:
   Templates look for these: they are the model's own.
   """
   made = guarded({k: v for k, v in message.items() if k != 'role'}, guard)
-  content = message.get('content')
-  if message['role'] == 'assistant' and content and tools.thought(content)[0]:
+  content = message.get('content') or ''
+  closed = tokenizer.THINK_END in content and bool(tools.thought(content)[0])
+  if message['role'] == 'assistant' and closed:
     before, begin, rest = content.partition(tokenizer.THINK)
     inside, end, after = rest.partition(tokenizer.THINK_END)
     made['content'] = before + begin + guard(inside) + end + guard(after)

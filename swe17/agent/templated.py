@@ -33,6 +33,8 @@ from swe17.agent import (
 )
 from swe17.env import base
 
+_MOST_ENDS = 8  # that a sampler takes
+
 
 class Templated:
   """Satisfies `formats.Format`."""
@@ -42,13 +44,18 @@ class Templated:
     tok: hf_tokenizer.Tokenizer,
     chat: template.Template,
     way: syntax.Syntax,
+    ends: Sequence[int] = (),
   ):
-    """ValueError if the template does not say what stands between two turns."""
+    """`ends` are ids that may end a turn beside the template's own, which comes first.
+
+    ValueError if the template does not say what stands between two turns.
+    """
     self._tok, self._chat, self._way = tok, chat, way
     self.vocab_size = tok.vocab_size
     self._system = probe.takes_system(chat)
     self._opened, self._stop = probe.frame(chat, tok)
-    self.stop_ids = (tok.markup[self._stop],)
+    stops = dict.fromkeys([tok.markup[self._stop], *ends])
+    self.stop_ids = tuple(stops)[:_MOST_ENDS]
     # The template may open the thought itself, of every turn or of the first only.
     self._thinks = self._opened.rstrip().endswith(tokenizer.THINK)
     self.strips = not self._thinks

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from typing import Any
@@ -173,17 +174,26 @@ async def _choices(answer: _Answer, tell: Tell) -> list[turn.Turn]:
     answer.contexts.append(await _context(answer, asked))
     limit = answer.behind.max_context
     request.max_new(asked, len(answer.contexts[-1]), limit)  # refuses before any draws
+  places = list(itertools.product(range(len(answer.each)), range(answer.asked.n)))
   jobs = [
-    asyncio.ensure_future(_choice(answer, at * answer.asked.n + n, at, n, tell))
-    for at in range(len(answer.each))
-    for n in range(answer.asked.n)
+    asyncio.ensure_future(_choice(answer, i, at, n, tell))
+    for i, (at, n) in enumerate(places)
   ]
   try:
-    return await asyncio.gather(*jobs)
+    turns = await asyncio.gather(*jobs)
   finally:
     for job in jobs:
       job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
+  if not answer.asked.stream:  # all of them are given, or none
+    for (at, n), done in zip(places, turns, strict=True):
+      _served(answer, at, n, done)
+  return turns
+
+
+def _served(answer: _Answer, at: int, n: int, done: turn.Turn) -> None:
+  given = answer.http, answer.each[at], answer.contexts[at], n
+  answer.behind.served(*given, done.result, dict(done.message))
 
 
 async def _context(answer: _Answer, asked: backend.Asked) -> list[int]:
@@ -206,8 +216,9 @@ async def _choice(answer: _Answer, i: int, at: int, n: int, tell: Tell) -> turn.
         await tell(i, done, delta)
     if not done.finish:
       raise ConnectionError('the answer broke off')
-    answer.version(done)
-    answer.behind.served(http, asked, context, n, done.result, dict(done.message))
+  answer.version(done)
+  if asked.stream:
+    _served(answer, at, n, done)
   await tell(i, done, delta)
   return done
 

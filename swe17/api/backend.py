@@ -66,6 +66,8 @@ class Backend(Protocol):
   ) -> None:
     """Told what the client is given, before the last byte of it leaves.
 
+    Of a stream, each choice when it has ended; else all of them, once all have.
+
     `result` is all that was drawn for it: where a stop string ended the turn, up to the
     token that completed the string (`finish` is 'stop' then, and `token_T` ends in none
     of the stop ids). `message` is the assistant's message of a Chat (content,

@@ -151,6 +151,24 @@ async def test_a_sampler_that_stops_gets_no_new_session_and_keeps_its_own(rig):
   assert len(staying.asked) == 3
 
 
+async def test_the_members_of_a_group_go_to_one_sampler_while_there_is_room(rig):
+  _, sampler, opened = rig
+  both = [await sampler(0, slots=16), await sampler(1, slots=16)]
+  route = await opened()
+  for group in 'ab':
+    await asyncio.gather(*(route(ask(f'{group}-x.{m}.0')) for m in range(4)))
+  at = [{r.session[0] for r in one.asked} for one in both]
+  assert sorted(map(sorted, at)) == [['a'], ['b']]
+  # A large group does not fill one and leave the other idle.
+  await asyncio.gather(*(route(ask(f'c-x.{m}.0')) for m in range(16)))
+  counts = [sum(r.session[0] == 'c' for r in one.asked) for one in both]
+  assert min(counts) >= 6
+  for group in 'abc':
+    for m in range(16):
+      route.forget(f'{group}-x.{m}.0')
+  assert all(not s.groups and not s.sessions for s in route._samplers._known.values())
+
+
 async def test_work_for_others_counts_as_load(rig):
   _, sampler, opened = rig
   busy, idle = await sampler(0), await sampler(1)

@@ -17,6 +17,7 @@ and what they finish waits (`outbox`).
 """
 
 import asyncio
+import collections
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -195,7 +196,7 @@ async def _group(state: process.Rollout, start: int) -> None:
   task = admission.task(sound or state.world.train, cfg.seed, start)
   attempt, until = 0, time.monotonic() + cfg.rollout.group_seconds
   group = await _attempt(state, task, start, attempt, until)
-  while len([e for e in group.episodes if e.status != 'invalid']) < 2:
+  while _spoiled(group):
     reasons = sorted({e.outcome.reason for e in group.episodes})
     state.events.write(
       'warning', text=f'group {group.id} ({task.id}) spoiled: {reasons[:3]}'
@@ -207,11 +208,38 @@ async def _group(state: process.Rollout, start: int) -> None:
       break
     attempt += 1
     group = await _attempt(state, task, start, attempt, until)
+  _count_dead(state, group)
   lag, state.lag = state.lag, 0.0
   group = dataclasses.replace(group, loop_lag=lag)
   state.own.write('finished', start=start, id=group.id)
   state.outbox.put(group)
   _keep_to_read(state, group)
+
+
+def _spoiled(group: types.Group) -> bool:
+  """Whether infrastructure left too little of a group to compare."""
+  return len([e for e in group.episodes if e.status != 'invalid']) < 2
+
+
+def _count_dead(state: process.Rollout, group: types.Group) -> None:
+  """ValueError, with the reasons, once too many groups in a row have no outcomes.
+
+  Every task fails then, so that no attempt is of use: somebody has to look.
+  """
+  if not _spoiled(group):
+    state.dead.clear()
+    return
+  reasons = collections.Counter(
+    e.outcome.reason for e in group.episodes if e.status == 'invalid'
+  )
+  state.dead.append(reasons.most_common(1)[0][0])
+  if 0 < state.cfg.rollout.dead_groups <= len(state.dead):
+    often = collections.Counter(state.dead).most_common(3)
+    said = '; '.join(f'{n} times: {reason}' for reason, n in often)
+    raise ValueError(
+      f'{len(state.dead)} groups in a row had no outcome '
+      f'(rollout.dead_groups={state.cfg.rollout.dead_groups}): {said}'
+    )
 
 
 async def _attempt(

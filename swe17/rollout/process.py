@@ -44,6 +44,7 @@ class Rollout:
   plan: manifest.Manifest | None = None
   issued: set[int] = dataclasses.field(default_factory=set)
   spoiled: dict[str, int] = dataclasses.field(default_factory=dict)
+  dead: list[str] = dataclasses.field(default_factory=list)  # why, group by group
   misses: int = 0  # looks at the plan since it last moved
   lag: float = 0.0  # seconds, longest stall since a group last took it
   stop: Stop = dataclasses.field(default_factory=Stop)

@@ -4,13 +4,17 @@ Samplers are found in the store (samplers/<i>.json) and come and go. Each is ask
 it is now and then: one that failed is asked nothing until it is well, one that says
 that it stops gets no new session, one whose queue was full gets none for as long as it
 said. A session stays where its KV cache is; a new one goes where the load is least for
-the size: sessions of ours, and what the sampler itself has to do for others.
+the size: sessions of ours, and what the sampler itself has to do for others. Members of
+a group ('<group>.<member>.<segment>') go to one sampler, which fills in their prompt
+once, as long as that one is not much busier than the least busy.
 
 A region is self-contained: its routers ask its own samplers only, whose addresses mean
 nothing elsewhere.
 """
 
 import asyncio
+import collections
+from collections.abc import Sequence
 import dataclasses
 import json
 import logging
@@ -23,6 +27,7 @@ from swe17.store import kv
 _log = logging.getLogger(__name__)
 _HEALTH = 2.0  # seconds for an answer to /health
 _LOOK = 2.0  # seconds for the store to say who is registered
+_TOGETHER = 0.25  # of the slots: how much more load a group's members accept
 
 
 @dataclasses.dataclass
@@ -36,6 +41,9 @@ class Sampler:
   stopping: bool = False
   full_until: float = 0.0  # loop time
   sessions: int = 0  # of ours that live there
+  groups: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )  # their groups
   open: int = 0  # requests of ours under way
   others: int = 0  # requests there that are not ours, when it was last asked
 
@@ -108,19 +116,23 @@ class Samplers:
     if not live:
       return None
     free = [one for one in live if one.full_until <= now]
-    if free:
-      best = min(free, key=lambda one: (one.load, one.url))
-    else:
+    best = _best(free, _group(session))
+    if best is None:
       best = min(live, key=lambda one: (one.full_until, one.url))
     self._home[session] = Home(best)
     best.sessions += 1
+    best.groups[_group(session)] += 1
     return best
 
   def forget(self, session: str) -> None:
     """The session has ended: its place counts no longer."""
     home = self._home.pop(session, None)
     if home is not None:
-      home.sampler.sessions -= 1
+      one, group = home.sampler, _group(session)
+      one.sessions -= 1
+      one.groups[group] -= 1
+      if not one.groups[group]:
+        del one.groups[group]
 
   def answered(self, session: str) -> None:
     """Something was drawn for the session where it lives."""
@@ -166,6 +178,21 @@ class Samplers:
     one.failed = one.failed and not well
     busy = said.get('busy')
     one.others = max(0, busy - one.open) if type(busy) is int else 0
+
+
+def _group(session: str) -> str:
+  return session.rsplit('.', 2)[0] if session.count('.') >= 2 else session
+
+
+def _best(free: Sequence[Sampler], group: str) -> Sampler | None:
+  """Where the group is, if that is not much busier than elsewhere; the least busy."""
+  best = min(free, key=lambda one: (one.load, one.url), default=None)
+  if best is None:
+    return None
+  near = [
+    one for one in free if one.groups[group] and one.load <= best.load + _TOGETHER
+  ]
+  return min(near, key=lambda one: (one.load, one.url), default=best)
 
 
 def _object(data: bytes) -> dict[str, Any]:

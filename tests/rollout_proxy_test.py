@@ -435,6 +435,7 @@ async def test_a_turn_that_is_slow_may_be_asked_again(rig):
   key, agent = rig.agent(turn_seconds=0.2)
   rig.router.hold = asyncio.Event()
   assert (await refused(agent, [USER])).status_code == 503
+  assert rig.proxy._open[key]._fault == 'a turn took over 0.2 s'
   rig.router.hold.set()
   await agent.ask([USER])
   assert rig.proxy.close_episode(key).fault == ''

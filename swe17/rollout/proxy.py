@@ -195,7 +195,8 @@ class Proxy:
           # TimeoutError and ConnectionError are OSErrors.
           if one.seconds_left <= 0:
             one.late()
-          one.failed(f'{type(e).__name__}: {e}')
+          late = f'a turn took over {one.limits.turn_seconds:g} s'
+          one.failed(f'{type(e).__name__}: {e}' if loop.time() < until else late)
           raise ConnectionError(f'no answer now: {type(e).__name__}') from e
         except ValueError as e:
           one.error = e

@@ -164,6 +164,8 @@ def test_results_and_words_of_a_user_come_after_one_turn(family):
   (call,) = fmt.message(turn)['tool_calls']
   both = text_of(fmt, fmt.after(turn, [result('seen', call), U], LISTED))
   assert 0 <= both.find('seen') < both.find('Mend it.')
+  with pytest.raises(ValueError, match='want what follows'):
+    fmt.after(turn, [])
   only = text_of(fmt, fmt.after(turn, [U], LISTED))
   assert 'Mend it.' in only and 'unknown' not in only
 

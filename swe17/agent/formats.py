@@ -94,7 +94,8 @@ class Format(Protocol):
     """Ids between a turn, as it was drawn, and the next, for the messages between.
 
     As `results`, of results and anything else that a client may say. A result is tied
-    to its call by the id that `message` gave the call. ValueError as `conversation`.
+    to its call by the id that `message` gave the call. ValueError as `conversation`,
+    and without messages.
     """
     ...
 
@@ -190,6 +191,8 @@ class Own:
     messages: Sequence[template.Message],
     tools: Sequence[history.Tool] = (),
   ) -> list[int]:
+    if not messages:
+      raise ValueError('messages: got none after a turn, want what follows it')
     named = [(call.name, call.id) for call in self.parse(turn).calls if not call.error]
     made = history.mapped(messages)
     follow = history.following(made, named, syntax.HERMES)

@@ -5,6 +5,7 @@ See `chaos_sampler`, which starts all of it.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+import contextlib
 import dataclasses
 import json
 import os
@@ -205,13 +206,14 @@ class Watched(router.Router):
     self, request: types.GenerateRequest
   ) -> AsyncGenerator[types.GenerateResult, None]:
     parts = []
-    async for part in super().stream(request):
-      parts.append(part)
-      if part.finish:
-        answer = Answer(request, types.join(parts))
-        self.answers.append(answer)
-        self.by_episode.setdefault(answer.episode, []).append(answer)
-      yield part
+    async with contextlib.aclosing(super().stream(request)) as drawn:
+      async for part in drawn:
+        parts.append(part)
+        if part.finish:
+          answer = Answer(request, types.join(parts))
+          self.answers.append(answer)
+          self.by_episode.setdefault(answer.episode, []).append(answer)
+        yield part
 
 
 class Agent:

@@ -43,7 +43,7 @@ from swe17 import config, types
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _AGENTS = flags.DEFINE_integer('agents', 200, 'at once', 1, flag_values=FLAGS)
 _SAMPLERS = flags.DEFINE_integer('samplers', 4, 'processes', 2, flag_values=FLAGS)
-_KILLS = flags.DEFINE_integer('kills', 12, 'times of killing', 1, flag_values=FLAGS)
+_KILLS = flags.DEFINE_integer('kills', 10, 'times of killing', 1, flag_values=FLAGS)
 _EVERY = flags.DEFINE_float('every', 15.0, 'seconds between two', flag_values=FLAGS)
 _PUBLISH = flags.DEFINE_float(
   'publish', 5.0, 'seconds between two versions', flag_values=FLAGS

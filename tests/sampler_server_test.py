@@ -31,8 +31,12 @@ CFG = config.Sampler(
 
 
 @pytest.fixture(scope='module')
-def started():
-  params = p.rounded(p.init(p.abstract(MODEL, V), jax.random.key(0)))
+def params() -> p.Params:
+  return p.rounded(p.init(p.abstract(MODEL, V), jax.random.key(0)))
+
+
+@pytest.fixture(scope='module')
+def started(params):
   made = engine.Engine(
     params, 4, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
   )
@@ -191,7 +195,7 @@ class Follower:
 
 
 async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weights(
-  started, tmp_path, monkeypatch
+  params, tmp_path, monkeypatch
 ):
   died = []
   monkeypatch.setattr(threading, 'excepthook', lambda args: died.append(args.thread))
@@ -201,7 +205,7 @@ async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weight
   weights._follower = follower = Follower()
   weights._thread.start()
   made = engine.Engine(
-    started._params, 3, model=MODEL, cfg=CFG, length=LENGTH, swap=weights.swap
+    params, 3, model=MODEL, cfg=CFG, length=LENGTH, swap=weights.swap
   )
   made.start()
   says = status.Status(cfg.run_dir, 'sampler-0')
@@ -219,9 +223,9 @@ async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weight
   events.close()
 
 
-async def test_open_requests_get_503_when_the_engine_ends(started):
+async def test_open_requests_get_503_when_the_engine_ends(params):
   made = engine.Engine(
-    started._params, 0, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
+    params, 0, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
   )
   served = test_utils.TestServer(http.app(made))
   async with test_utils.TestClient(served) as client:

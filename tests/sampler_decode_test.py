@@ -31,6 +31,7 @@ def program(steps: int):
 
 def slots(**changes) -> decode.Slots:
   values = {
+    'table_BJ': np.arange(B, dtype=np.int32)[:, None],  # a page is a whole row
     'token_B': np.full(B, 5, np.int32),
     'position_B': np.zeros(B, np.int32),
     'left_B': np.full(B, 4, np.int32),
@@ -114,7 +115,10 @@ def test_an_idle_slot_writes_nothing_and_stays_as_it_is(params):
   cache_after, after, _ = program(4)(params, cache, before)
   for old, new in zip(arrays(cache), arrays(cache_after), strict=True):
     np.testing.assert_array_equal(old[::2], new[::2])
-  kept, written = (arrays((c.k, c.v)) for c in (cache, cache_after))
+  kept, written = (
+    [*(np.swapaxes(k, 2, 3) for k in arrays(c.k)), *arrays(c.v)]
+    for c in (cache, cache_after)
+  )
   for old, new in zip(kept, written, strict=True):  # [B, heads, positions, H]
     assert (old[1::2, :, :4] != new[1::2, :, :4]).any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(old[:, :, 4:], new[:, :, 4:])
@@ -144,7 +148,7 @@ def test_prefill_in_chunks_of_any_rows_equals_prefill_at_once(params):
     kv.init(MODEL, 3, LENGTH),
     token_T[None],
     np.arange(12)[None],
-    np.array([2]),
+    np.array([[2]]),
     cfg=MODEL,
   )
   cache = kv.init(MODEL, 3, LENGTH)
@@ -154,7 +158,7 @@ def test_prefill_in_chunks_of_any_rows_equals_prefill_at_once(params):
     position_BT = np.full((2, 8), LENGTH, np.int32)
     token_BT[0, :6], position_BT[0, :6] = token_T[at : at + 6], np.arange(at, at + 6)
     cache = decode.prefill(
-      params, cache, token_BT, position_BT, np.array([2, 0]), cfg=MODEL
+      params, cache, token_BT, position_BT, np.array([[2], [0]]), cfg=MODEL
     )
   for a, b in zip(arrays(at_once), arrays(cache), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)

@@ -173,10 +173,13 @@ def _decode(cfg: config.Config, params: Any, on: Any) -> float:
     lambda x: _abstract(x.shape, cfg.model.dtype, sharding=x.sharding),
     params,
   )
-  cache = jax.eval_shape(lambda: kv.init(cfg.model, B, cfg.agent.max_context))
+  columns = -(-cfg.agent.max_context // sampler.page)
+  pages = sampler.kv_pages or B * columns
+  cache = jax.eval_shape(lambda: kv.init(cfg.model, pages, sampler.page))
   fields = {'key_B2': ((B, 2), 'uint32')}
   fields |= dict.fromkeys(('temperature_B', 'top_p_B', 'min_p_B'), ((B,), 'float32'))
   fields['stop_BX'] = ((B, check.STOPS), 'int32')
+  fields['table_BJ'] = ((B, columns), 'int32')
   names = ('token_B', 'position_B', 'left_B', 'top_k_B')
   fields |= dict.fromkeys(names, ((B,), 'int32'))
   slots = decode.Slots(**{k: _abstract(*v) for k, v in fields.items()})

@@ -9,6 +9,7 @@ import numpy as np
 
 from swe17 import kept as kept_sets
 from swe17 import types
+from swe17.sampler import pages
 
 OnPart = Callable[[types.GenerateResult], None]
 
@@ -25,13 +26,25 @@ class Job:
   on_part: OnPart | None = None
   token: list[int] = dataclasses.field(default_factory=list)
   parts: list[types.GenerateResult] = dataclasses.field(default_factory=list)
-  hit: int = 0  # tokens of the context that the cache held when the job came
+  order: int = 0  # place among all that came
+  hit: int | None = None  # fewest tokens of its context that were taken over; None: new
+  row: pages.Row | None = None  # what it held when it was preempted
   came: float = dataclasses.field(default_factory=time.monotonic)
 
   @property
   def gone(self) -> bool:
     """Whether nobody waits for it any longer."""
     return self.future.cancelled()
+
+  @property
+  def size(self) -> int:
+    """Tokens of the context, drawn ones included."""
+    return self.request.token_T.size + len(self.token)
+
+  @property
+  def context(self) -> np.ndarray:
+    """The context, drawn tokens included, int32."""
+    return np.append(self.request.token_T, self.token).astype(np.int32)
 
   @property
   def left(self) -> int:

@@ -340,6 +340,19 @@ def test_a_retry_that_is_never_answered_leaves_the_first_answer_trained():
   assert grown.replaced == 0
 
 
+def test_of_answers_that_read_the_same_the_last_is_the_one_gone_on_from():
+  grown, engine = tree.Tree(Fmt()), Engine(0)
+  place = at(grown, [USER], ())
+  whole, cut = [engine.draw(place, 2), engine.draw(place, 1)]
+  whole.token_T[:], cut.token_T[:] = [12, END], [12]
+  assert Fmt().message([12, END]) == Fmt().message([12])
+  for draw, drawn in zip(grown.ask(place, 2), (whole, cut), strict=True):
+    grown.serve(draw, drawn, Fmt().message(drawn.token_T.tolist()), 1.0)
+  after = at(grown, [USER, Fmt().message([12]), USER], ())
+  assert after.parent is grown.turns[1]
+  assert after.context_T[place.length : place.length + 2].tolist() == [12, END]
+
+
 def test_answers_that_were_asked_together_are_all_trained():
   grown, engine = tree.Tree(Fmt()), Engine(0)
   serve(grown, engine, [USER], n=4)

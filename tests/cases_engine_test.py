@@ -36,26 +36,36 @@ def experts(token: np.ndarray) -> np.ndarray:
 def watch(made: engine.Engine) -> Rows:
   """What every later dispatch feeds, by session and position."""
   rows: Rows = collections.defaultdict(dict)
-  prefill, decode = made._prefill, made._decode
+  device = made._device
+  prefill, decode = device.prefill_program, device.decode_program
 
-  def watched_prefill(params, cache, token_BT, position_BT, row_B):
+  def session(page: int) -> str:
+    """Of the slot that writes to a page: it alone has it."""
+    (slot,) = [
+      slot for slot in made._scheduler.running if page in [p.id for p in slot.row.pages]
+    ]
+    return slot.job.request.session
+
+  def watched_prefill(params, cache, token_BT, position_BT, table_BJ):
     for r, t in zip(*np.nonzero(position_BT < engines.LENGTH), strict=True):
-      session = made._slots[row_B[r]].session
-      rows[session][int(position_BT[r, t])] = int(token_BT[r, t])
-    return prefill(params, cache, token_BT, position_BT, row_B)
+      position = int(position_BT[r, t])
+      name = session(table_BJ[r, position // engines.WHOLE.page])
+      rows[name][position] = int(token_BT[r, t])
+    return prefill(params, cache, token_BT, position_BT, table_BJ)
 
   def watched_decode(params, cache, slots):
     before = jax.device_get(slots)
     cache, after, draws = decode(params, cache, slots)
     token_TB, position_B = np.asarray(draws.token_B), np.asarray(after.position_B)
-    for b, slot in enumerate(made._slots):
+    for b in np.flatnonzero(before.left_B):
       start = int(before.position_B[b])
-      n = int(position_B[b]) - start if before.left_B[b] else 0
+      n = int(position_B[b]) - start
       fed = [before.token_B[b], *token_TB[: max(n - 1, 0), b]][:n]
-      rows[slot.session] |= {start + i: int(x) for i, x in enumerate(fed)}
+      name = session(before.table_BJ[b, start // engines.WHOLE.page])
+      rows[name] |= {start + i: int(x) for i, x in enumerate(fed)}
     return cache, after, draws
 
-  made._prefill, made._decode = watched_prefill, watched_decode
+  device.prefill_program, device.decode_program = watched_prefill, watched_decode
   return rows
 
 
@@ -113,8 +123,8 @@ def test_an_engine_feeds_every_token_but_the_last_drawn_at_its_own_place():
     np.testing.assert_array_equal(recorded(rows['a']), experts(one.token_T[:-1]))
     before = dict(rows['a'])
     rows['a'].clear()
-    two = talk(made, 'a', (7, 5), (3, 4))  # begins anew: another draw, same cache row
-    np.testing.assert_array_equal(recorded(rows['a']), experts(two.token_T[:-1]))
+    two = talk(made, 'bb', (7, 5), (3, 4))
+    np.testing.assert_array_equal(recorded(rows['bb']), experts(two.token_T[:-1]))
     assert one.token_T[:7].tolist() == [before[i] for i in range(7)]
 
 

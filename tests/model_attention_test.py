@@ -22,7 +22,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 def attention64(q, k, v, mask) -> np.ndarray:
   """q [B, T, Q, H], k and v [B, S, C, H], mask [B, T, S]; one query at a time."""
   q, k, v = (np.float64(x) for x in (q, k, v))
-  out = np.zeros(q.shape)
+  out = np.zeros((*q.shape[:3], v.shape[3]))
   for b, t, head in np.ndindex(q.shape[:3]):
     c = head * k.shape[2] // q.shape[2]
     at = np.flatnonzero(mask[b, t])
@@ -31,21 +31,62 @@ def attention64(q, k, v, mask) -> np.ndarray:
   return out
 
 
-def test_grouped_query_attention_equals_one_query_at_a_time():
-  q, k, v = normal(B, T, Q, H), normal(B, 9, C, H), normal(B, 9, C, H, seed=1)
-  mask = np.random.default_rng(0).random((B, T, 9)) < 0.5
-  mask[:, :, 0] = True
-  got = _cached(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
-  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
+def paged(
+  k: np.ndarray, v: np.ndarray, S: int, spare: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Rows [B, J * S, C, H] in pages of S, shuffled, with rubbish in the spare ones."""
+  rows, length, heads, _ = k.shape
+  J = length // S
+  table = np.random.default_rng(0).permutation(rows * J + spare).astype(np.int32)
+  table_BJ = table[: rows * J].reshape(rows, J)
+  k_PCHS = normal(rows * J + spare, heads, k.shape[3], S, seed=9)
+  v_PCSU = normal(rows * J + spare, heads, S, v.shape[3], seed=9)
+  for b, j in np.ndindex(rows, J):
+    part = slice(j * S, (j + 1) * S)
+    k_PCHS[table_BJ[b, j]] = k[b, part].transpose(1, 2, 0)
+    v_PCSU[table_BJ[b, j]] = v[b, part].transpose(1, 0, 2)
+  return k_PCHS, v_PCSU, table_BJ
 
 
-def test_a_query_that_may_look_nowhere_gives_the_mean_and_finite_gradients():
-  q, k = normal(1, 1, Q, H), normal(1, C, 3, H)
-  mask = np.zeros((1, 1, 3), bool)
-  got = _cached(q, k, k, mask)
-  np.testing.assert_allclose(got[0, 0], np.repeat(k[0].mean(1), 2, 0), atol=1e-6)
-  grad = jax.grad(lambda q: _cached(q, k, k, mask).sum())(jnp.asarray(q))
-  assert np.isfinite(np.asarray(grad)).all()
+@pytest.mark.parametrize('S', [2, 6, 12])
+def test_attention_to_pages_equals_one_query_at_a_time(S):
+  q, k, v = normal(B, T, Q, H), normal(B, 12, C, H), normal(B, 12, C, 5, seed=1)
+  position = np.random.default_rng(0).integers(0, 12, (B, T)).astype(np.int32)
+  mask = np.arange(12) <= position[:, :, None]
+  k_PCHS, v_PCSU, table_BJ = paged(k, v, S, spare=3)
+  got = _cached(q, k_PCHS, v_PCSU, table_BJ, position)
+  want = attention64(q, k, v, mask)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_values_that_are_the_first_dimensions_of_the_keys_need_no_array():
+  q, k = normal(B, T, Q, H), normal(B, 12, 1, H)
+  k_PCHS, v_PCSU, table_BJ = paged(k, k[..., :4], 4)
+  position = np.full((B, T), 10, np.int32)
+  want = _cached(q, k_PCHS, v_PCSU, table_BJ, position)
+  got = jax.jit(attention.cached, static_argnames='latent')(
+    q, k_PCHS, None, table_BJ, position, latent=4
+  )
+  np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_row_is_bit_for_bit_the_same_beside_a_longer_one():
+  """The longer one makes the loop go on over pages that the row does not reach."""
+  q, k, v = normal(B, 1, Q, H), normal(B, 24, C, H), normal(B, 24, C, H, seed=1)
+  k_PCHS, v_PCSU, table_BJ = paged(k, v, 4)
+  short, long = np.int32([[5], [3]]), np.int32([[5], [22]])
+  alone = np.asarray(_cached(q, k_PCHS, v_PCSU, table_BJ, short))
+  beside = np.asarray(_cached(q, k_PCHS, v_PCSU, table_BJ, long))
+  np.testing.assert_array_equal(alone[0], beside[0])
+  assert (alone[1] != beside[1]).any()
+
+
+def test_a_query_beyond_the_pages_gives_no_nan_and_makes_nobody_look_further():
+  q, k = normal(B, 1, Q, H), normal(B, 24, C, H)
+  k_PCHS, v_PCSU, table_BJ = paged(k, k, 4)
+  k_PCHS[table_BJ[:, 2:]] = v_PCSU[table_BJ[:, 2:]] = np.nan  # nobody gets there
+  got = np.asarray(_cached(q, k_PCHS, v_PCSU, table_BJ, np.int32([[7], [24]])))
+  assert np.isfinite(got).all()
 
 
 @pytest.mark.parametrize('chunk', [3, 100])
@@ -60,15 +101,17 @@ def test_packed_attention_is_causal_within_segments_for_any_chunk(chunk):
 
 @pytest.mark.parametrize('chunk', [1, 3, 7, 100])
 def test_the_backward_pass_equals_the_derivative_of_the_plain_form(chunk):
-  """The plain form is the cached one, whose gradient JAX derives."""
+  """JAX derives the gradient of the plain form."""
   q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
   weight = jnp.asarray(normal(B, T, Q, H, seed=2))
   causal = np.tril(np.ones((T, T), bool))
   mask = causal & (SEGMENT[:, :, None] == SEGMENT[:, None])
 
   def plain(q, k, v):
-    out = attention.cached(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), mask)
-    return jnp.sum(out * weight)
+    k, v = (jnp.repeat(x, Q // C, axis=2) for x in (k, v))
+    score = jnp.einsum('BTQH,BSQH->BQTS', q, k) / np.sqrt(H).astype(np.float32)
+    weigh = jax.nn.softmax(jnp.where(mask[:, None], score, -1e30), axis=-1)
+    return jnp.sum(jnp.einsum('BQTS,BSQH->BTQH', weigh, v) * weight)
 
   def ours(q, k, v):
     return jnp.sum(attention.packed(q, k, v, SEGMENT, chunk) * weight)

@@ -240,7 +240,7 @@ def test_rows_of_different_lengths_in_chosen_slots_equal_training():
   rows[0], rows[1, :11] = a, b
   position = np.tile(np.arange(16, dtype=np.int32), (2, 1))
   position[1, 11:] = T  # padding: beyond the cache
-  hidden, cache, _ = _cached(PARAMS, rows, position, dirty, np.int32([3, 1]))
+  hidden, cache, _ = _cached(PARAMS, rows, position, dirty, np.int32([[3], [1]]))
   got = np.asarray(transformer.logits(PARAMS, hidden))
   np.testing.assert_allclose(got[0], alone(a), atol=1e-5)
   np.testing.assert_allclose(got[1, :11], alone(b), atol=1e-5)
@@ -262,10 +262,11 @@ def test_a_position_beyond_the_cache_writes_nothing():
 def test_only_the_named_slots_are_written():
   cache = kv.init(CFG, 4, 8)
   position = np.int32([[2], [5]])
-  _, after, _ = _cached(PARAMS, tokens(2, 1), position, cache, np.int32([3, 1]))
-  for array in fixtures.leaves((after.k, after.v)):
-    written = np.argwhere(np.abs(array).max((1, 3)) > 0)
-    assert written.tolist() == [[1, 5], [3, 2]]
+  _, after, _ = _cached(PARAMS, tokens(2, 1), position, cache, np.int32([[3], [1]]))
+  for axes, pools in (((1, 2), after.k), ((1, 3), after.v)):
+    for array in fixtures.leaves(pools):
+      written = np.argwhere(np.abs(array).max(axes) > 0)
+      assert written.tolist() == [[1, 5], [3, 2]]
 
 
 def test_remat_unrolling_and_chunks_change_neither_value_nor_gradient():

@@ -21,9 +21,10 @@ RANK = {
   'swe17.kept': 0, 'swe17.wire_kept': 0, 'swe17.source_file': 0,
   'swe17.ops': 1, 'swe17.store': 1, 'swe17.env': 1, 'swe17.metrics': 1,
   'swe17.model': 2, 'swe17.agent': 2, 'swe17.sync': 2,
-  'swe17.learner': 3, 'swe17.sampler': 3, 'swe17.rollout': 3,
-  'launch': 4,
-  'experiments': 5,
+  'swe17.api': 3,
+  'swe17.learner': 4, 'swe17.sampler': 4, 'swe17.rollout': 4,
+  'launch': 5,
+  'experiments': 6,
 }  # fmt: skip
 
 # In rank 0 there are files, not packages; they may use each other in this order.

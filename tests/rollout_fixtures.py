@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import math
 import pathlib
 import random
 
@@ -32,14 +33,26 @@ class World:
     self.train, self.heldout = list(TASKS), list(HELDOUT)
     self.set_aside: dict[str, str] = {}
     self.ran: list[tuple[str, str, int]] = []
+    self.allowed: list[float] = []  # seconds an episode
     self.spoiled: dict[str, int] = {}  # task id -> attempts at it yet to be spoiled
     self.seconds = 0.0
     self.began: dict[str, int] = {}
     self.version = lambda: 0
     self.fmt = None
 
-  async def episode(self, task, generate, group_id, member, sampling) -> types.Episode:
-    del sampling
+  async def episode(
+    self,
+    task,
+    generate,
+    group_id,
+    member,
+    sampling,
+    *,
+    seconds=math.inf,
+    min_version=0,
+  ) -> types.Episode:
+    del sampling, min_version
+    self.allowed.append(seconds)
     self.began.setdefault(group_id, self.version())
     self.ran.append((task.id, group_id, member))
     if self.seconds:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from swe17 import types
+from swe17 import config, types
 from swe17.rollout import admission, manager, process
 from swe17.store import groups as group_store
 from swe17.sync import manifest
@@ -123,12 +123,39 @@ async def test_groups_that_a_dead_process_finished_are_not_run_again(make):
 async def test_a_bug_in_a_group_ends_the_process(make):
   state = make()
 
-  async def episode(*_) -> types.Episode:
+  async def episode(*_, **limits) -> types.Episode:
     raise ZeroDivisionError('a bug')
 
   state.world.episode = episode
   with pytest.raises(ZeroDivisionError):
     await asyncio.wait_for(manager._groups(state), 60)
+
+
+async def test_a_world_in_which_every_task_fails_ends_the_run_with_the_reasons(make):
+  """CASES 5.5: not one dead group after another for hours."""
+  limits = config.Rollout(
+    group_size=4, ahead=2, retries=1, dead_groups=5, keep_episodes=0
+  )
+  state = make(rollout=limits)
+  for task in rig.TASKS:
+    state.world.spoiled[task.id] = 10**6
+  with pytest.raises(ValueError, match=r'5 groups in a row .* the grader is gone'):
+    for start in range(20):
+      await manager._group(state, start)
+  assert {int(group_id[:8]) for _, group_id, _ in state.world.ran} == set(range(5))
+  await state.outbox.flush()
+  assert len(state.store.list('groups/')) == 4
+
+
+async def test_one_task_that_fails_among_others_ends_nothing(make):
+  limits = config.Rollout(
+    group_size=4, ahead=2, retries=0, dead_groups=2, keep_episodes=0
+  )
+  state = make(rollout=limits)
+  state.world.spoiled[rig.TASKS[0].id] = 10**6
+  for start in range(12):
+    await manager._group(state, start)
+  assert state.spoiled[rig.TASKS[0].id] == 2
 
 
 # --- the plan -------------------------------------------------------------------
@@ -200,7 +227,10 @@ async def test_an_evaluation_asks_for_the_plans_version_and_names_the_samples(ma
   await process.next_plan(state)
   requests = []
 
-  async def episode(task, generate, group_id, member, sampling) -> types.Episode:
+  async def episode(
+    task, generate, group_id, member, sampling, *, min_version
+  ) -> types.Episode:
+    assert min_version == 1  # what a harness asks of its own samplers
     request = types.GenerateRequest('s', np.ones(1, np.int32), 1, (), sampling, (0, 0))
     await generate(request)
     requests.append((group_id, member))

@@ -51,9 +51,9 @@ def hold(state: process.Rollout) -> asyncio.Event:
   """Keeps episodes from ending until the event is set."""
   gate, run = asyncio.Event(), state.world.episode
 
-  async def episode(*args):
+  async def episode(*args, **limits):
     await gate.wait()
-    return await run(*args)
+    return await run(*args, **limits)
 
   state.world.episode = episode
   return gate
@@ -156,7 +156,7 @@ async def test_a_region_runs_as_much_at_once_as_its_own_samplers_hold(make):
     state = make(f'p{index}', index=index, steps=1, **changes)
     most, now = 0, 0
 
-    async def episode(*_, state=state):
+    async def episode(*_, state=state, **limits):
       nonlocal most, now
       now += 1
       most = max(most, now)

@@ -1,100 +1,23 @@
-"""The router, against stand-in samplers: HTTP servers that draw by a fixed rule."""
+"""The router, against stand-in samplers: who is asked, and what that costs."""
 
 import asyncio
-import contextlib
-import json
 import threading
 
-from aiohttp import test_utils, web
 import numpy as np
 import pytest
 
-from swe17 import types, wire
-from swe17.rollout import router
-from swe17.store import faults, kv
-
-
-class Sampler:
-  """Draws ids from the context and the key alone, as a sampler of one version does."""
-
-  def __init__(self, store: kv.Store, index: int, slots: int = 8, region: int = 0):
-    self._store, self._index, self._slots = store, index, slots
-    self._region = region
-    self.asked: list[types.GenerateRequest] = []
-    self.status, self.body, self.well = 200, None, True
-    self.hold: asyncio.Event | None = None
-    app = web.Application(client_max_size=1 << 24)
-    routes = [web.post('/generate', self._generate), web.get('/health', self._health)]
-    app.add_routes(routes)
-    self._server = test_utils.TestServer(app)
-
-  async def start(self) -> 'Sampler':
-    await self._server.start_server()
-    where = {'url': self.url, 'pid': 1, 'slots': self._slots}
-    where |= {'region': self._region} if self._region else {}
-    self._store.write(f'samplers/{self._index}.json', json.dumps(where).encode())
-    return self
-
-  async def die(self) -> None:
-    """Goes as kill -9 would: its address stays registered, open requests break."""
-    server = self._server.runner.server if self._server.runner else None
-    for connection in server.connections if server else ():
-      if connection.transport is not None:  # not already closed
-        connection.transport.abort()
-    if self.hold is not None:
-      self.hold.set()
-    await self._server.close()
-
-  @property
-  def url(self) -> str:
-    return f'http://127.0.0.1:{self._server.port}'
-
-  async def _health(self, _: web.Request) -> web.Response:
-    return web.Response(status=200 if self.well else 503)
-
-  async def _generate(self, request: web.Request) -> web.Response:
-    asked = wire.bytes_to_request(await request.read())
-    self.asked.append(asked)
-    if self.hold is not None:
-      await self.hold.wait()
-    body = self.body or wire.result_to_bytes(drawn(asked))
-    return web.Response(body=body, status=self.status)
-
-
-def drawn(request: types.GenerateRequest) -> types.GenerateResult:
-  seed = [*request.token_T.tolist(), *request.key]
-  token_T = np.random.default_rng(seed).integers(0, 97, 3).astype(np.int32)
-  zero_T = np.zeros(3, np.float32)
-  kept = types.KeptSets(np.arange(4, dtype=np.int32), token_T)
-  return types.GenerateResult(
-    token_T, zero_T, zero_T, np.zeros(3, np.int32), kept, 'length'
-  )
-
-
-def ask(session: str, size: int = 5) -> types.GenerateRequest:
-  token_T = np.arange(size, dtype=np.int32)
-  return types.GenerateRequest(session, token_T, 3, (), types.Sampling(top_k=4), (1, 2))
+from swe17 import wire
+from swe17.rollout import router, samplers
+from swe17.store import faults
+from tests import rollout_samplers
+from tests.rollout_samplers import ask, drawn, frame, whole
 
 
 @pytest.fixture
 async def rig(tmp_path):
   """(store, start a sampler, open a router); all of it is closed at the end."""
-  store = kv.open(f'file://{tmp_path}')
-  async with contextlib.AsyncExitStack() as stack:
-
-    async def sampler(index: int, slots: int = 8, region: int = 0) -> Sampler:
-      made = await Sampler(store, index, slots, region).start()
-      stack.push_async_callback(made.die)
-      return made
-
-    async def opened(patience: float = 20.0, **changes) -> router.Router:
-      given = {'store': store, 'seconds': 20.0, **changes}
-      made = router.Router(given.pop('store'), patience=patience, **given)
-      await made.open()
-      stack.push_async_callback(made.close)
-      return made
-
-    yield store, sampler, opened
+  async with rollout_samplers.rigged(tmp_path) as made:
+    yield made
 
 
 async def test_a_session_stays_with_its_sampler_and_sessions_spread_by_slots(rig):
@@ -131,7 +54,7 @@ async def test_a_dead_sampler_costs_a_prefill_and_not_the_tokens(rig):
   other = next(s for s in samplers if s is not home)
   await home.die()
   second = await route(ask('a', 9))
-  np.testing.assert_array_equal(second.token_T, drawn(ask('a', 9)).token_T)
+  np.testing.assert_array_equal(second.token_T, whole(ask('a', 9)))
   np.testing.assert_array_equal(other.asked[0].token_T, np.arange(9))
   assert other.asked[0].key == (1, 2)
   assert route.rerouted == 1
@@ -153,7 +76,7 @@ async def test_a_request_that_breaks_in_mid_turn_is_asked_elsewhere(rig):
   other = next(s for s in samplers if s is not home)
   other.hold.set()
   await home.die()
-  np.testing.assert_array_equal((await waiting).token_T, drawn(ask('a')).token_T)
+  np.testing.assert_array_equal((await waiting).token_T, whole(ask('a')))
   assert len(other.asked) == 1
 
 
@@ -166,7 +89,7 @@ async def test_a_slow_sampler_is_given_up_after_its_seconds(rig):
   while not slow.asked:
     await asyncio.sleep(0.01)
   await sampler(1)
-  np.testing.assert_array_equal((await waiting).token_T, drawn(ask('a')).token_T)
+  np.testing.assert_array_equal((await waiting).token_T, whole(ask('a')))
   slow.hold.set()
 
 
@@ -238,8 +161,9 @@ async def test_a_sampler_that_is_well_but_never_answers_uses_up_the_patience(rig
 async def test_a_damaged_answer_is_infrastructure_and_asked_elsewhere(rig):
   _, sampler, opened = rig
   bad, good = await sampler(0), await sampler(1)
-  bad.body, bad.well = wire.result_to_bytes(drawn(ask('x')))[:-3], False
   route = await opened()
+  await route.discover()
+  bad.body, bad.well = frame(wire.result_to_bytes(drawn(ask('x'))[0])[:-3]), False
   results = await asyncio.gather(*(route(ask(str(s))) for s in range(4)))
   assert [r.token_T.size for r in results] == [3] * 4
   assert len(bad.asked) >= 1
@@ -250,7 +174,7 @@ async def test_samplers_that_all_give_text_only_end_the_process_by_name(rig):
   """CASES 1.11: a server that gives no token ids must not freeze the training."""
   _, sampler, opened = rig
   a, b = await sampler(0), await sampler(1)
-  a.body = b.body = b'{"choices": [{"text": "hello"}]}'
+  a.body = b.body = frame(b'{"choices": [{"text": "hello"}]}')
   route = await opened()
   await route.discover()
   with pytest.raises(router.Unusable, match='no sampler gives tokens') as e:
@@ -262,7 +186,7 @@ async def test_samplers_that_all_give_text_only_end_the_process_by_name(rig):
 async def test_one_sampler_with_damaged_answers_ends_nothing(rig):
   _, sampler, opened = rig
   a, b = await sampler(0), await sampler(1)
-  a.body = b'text'
+  a.body = frame(b'text')
   route = await opened()
   await route.discover()
   for i in range(12):
@@ -320,7 +244,7 @@ async def test_a_region_without_samplers_of_its_own_borrows_none(rig):
 
 async def test_while_the_store_hangs_requests_go_on(rig, monkeypatch):
   store, sampler, opened = rig
-  monkeypatch.setattr(router, '_LOOK', 0.05)
+  monkeypatch.setattr(samplers, '_LOOK', 0.05)
   first, second = await sampler(0), await sampler(1)
   hang, held, looks = [], threading.Event(), []
 

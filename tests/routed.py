@@ -38,6 +38,7 @@ SAMPLER = config.Sampler(
   decode_steps=4,
   prefill_rows=2,
   prefill_chunk=8,
+  page=16,
   top_k=0,
   top_p=1.0,
   poll_seconds=0.01,

@@ -49,7 +49,7 @@ def test_a_caller_that_holds_fewer_rows_is_given_them_again():
   with serving() as made:
     talk = Talk(made, 'a')
     talk.turn(7, 5)
-    talk.log._routes.clear()
+    talk.log._open._routes.clear()
     again = talk.turn(3, 4)
     assert again.routes_start == 0
     segment = talk.log.segment()
@@ -57,10 +57,10 @@ def test_a_caller_that_holds_fewer_rows_is_given_them_again():
 
 
 def test_a_session_that_lost_its_cache_is_given_all_rows_anew():
-  with serving(cfg=dataclasses.replace(SAMPLER, slots=1)) as made:
+  with serving(cfg=dataclasses.replace(SAMPLER, slots=1, kv_pages=4)) as made:
     talk = Talk(made, 'a')
     talk.turn(7, 5)
-    Talk(made, 'bb').turn(20, 3)  # takes the only slot
+    Talk(made, 'bb').turn(40, 10)  # takes all the pages
     second = talk.turn(3, 4)
     assert (second.routes_start, len(rows(second))) == (0, 7 + 5 + 3 + 4 - 1)
     segment = talk.log.segment()
@@ -110,10 +110,12 @@ def test_a_swap_within_a_turn_changes_routes_where_it_changes_the_version():
 
 def test_a_context_prefilled_anew_has_the_new_routes_of_old_tokens_too():
   swap = Publishing()
-  with serving(swap=swap, cfg=dataclasses.replace(SAMPLER, slots=1)) as made:
+  with serving(
+    swap=swap, cfg=dataclasses.replace(SAMPLER, slots=1, kv_pages=4)
+  ) as made:
     talk = Talk(made, 'a')
     talk.turn(7, 5)
-    Talk(made, 'bb').turn(20, 3)
+    Talk(made, 'bb').turn(40, 10)
     swap.due = True
     talk.turn(3, 4)
     segment = talk.log.segment()
@@ -139,7 +141,7 @@ def test_nothing_is_kept_or_sent_where_no_routes_are_recorded(kind):
   moe = config_model.Moe() if kind == 'dense' else moe
   model = dataclasses.replace(MODEL, moe=moe)
   with serving(fixtures.params(cfg=model), model=model) as made:
-    assert made._cache.routes is None
+    assert made._device.cache.routes is None
     talk = Talk(made, 'a')
     result = talk.turn(7, 5)
   assert result.routes_RNK is None and talk.log.segment().routes_RNK is None

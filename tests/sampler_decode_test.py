@@ -31,10 +31,11 @@ def program(steps: int):
 
 def slots(**changes) -> decode.Slots:
   values = {
+    'table_BJ': np.arange(B, dtype=np.int32)[:, None],  # a page is a whole row
     'token_B': np.full(B, 5, np.int32),
     'position_B': np.zeros(B, np.int32),
     'left_B': np.full(B, 4, np.int32),
-    'stop_B': np.full(B, -1, np.int32),
+    'stop_BX': np.full((B, 2), -1, np.int32),
     'key_B2': np.stack([np.arange(B), np.ones(B)], axis=1).astype(np.uint32),
     'temperature_B': np.ones(B, np.float32),
     'top_p_B': np.full(B, 0.9, np.float32),
@@ -114,7 +115,10 @@ def test_an_idle_slot_writes_nothing_and_stays_as_it_is(params):
   cache_after, after, _ = program(4)(params, cache, before)
   for old, new in zip(arrays(cache), arrays(cache_after), strict=True):
     np.testing.assert_array_equal(old[::2], new[::2])
-  kept, written = (arrays((c.k, c.v)) for c in (cache, cache_after))
+  kept, written = (
+    [*(np.swapaxes(k, 2, 3) for k in arrays(c.k)), *arrays(c.v)]
+    for c in (cache, cache_after)
+  )
   for old, new in zip(kept, written, strict=True):  # [B, heads, positions, H]
     assert (old[1::2, :, :4] != new[1::2, :, :4]).any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(old[:, :, 4:], new[:, :, 4:])
@@ -127,8 +131,9 @@ def test_a_slot_stops_at_its_stop_token_and_at_its_limit(params):
   _, _, free = program(4)(params, cache, slots())
   token_TB = np.asarray(free.token_B)
   stop_B = token_TB[1]
+  stop_BX = np.stack([np.full(B, -1, np.int32), stop_B], axis=1)
   left_B = np.where(np.arange(B) % 2 == 0, 4, 3).astype(np.int32)
-  _, after, _ = program(4)(params, cache, slots(stop_B=stop_B, left_B=left_B))
+  _, after, _ = program(4)(params, cache, slots(stop_BX=stop_BX, left_B=left_B))
   first_B = (token_TB == stop_B).argmax(axis=0)  # 0 or 1: the second draw at the latest
   np.testing.assert_array_equal(after.position_B, first_B + 1)
   np.testing.assert_array_equal(after.left_B, 0)
@@ -143,7 +148,7 @@ def test_prefill_in_chunks_of_any_rows_equals_prefill_at_once(params):
     kv.init(MODEL, 3, LENGTH),
     token_T[None],
     np.arange(12)[None],
-    np.array([2]),
+    np.array([[2]]),
     cfg=MODEL,
   )
   cache = kv.init(MODEL, 3, LENGTH)
@@ -153,7 +158,7 @@ def test_prefill_in_chunks_of_any_rows_equals_prefill_at_once(params):
     position_BT = np.full((2, 8), LENGTH, np.int32)
     token_BT[0, :6], position_BT[0, :6] = token_T[at : at + 6], np.arange(at, at + 6)
     cache = decode.prefill(
-      params, cache, token_BT, position_BT, np.array([2, 0]), cfg=MODEL
+      params, cache, token_BT, position_BT, np.array([[2], [0]]), cfg=MODEL
     )
   for a, b in zip(arrays(at_once), arrays(cache), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)

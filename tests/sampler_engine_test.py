@@ -28,6 +28,7 @@ FILTERED = config.Sampler(
   decode_steps=4,
   prefill_rows=2,
   prefill_chunk=8,
+  page=8,
   top_k=K,
   top_p=0.95,
   poll_seconds=0.01,
@@ -142,13 +143,13 @@ def learner(
 
 def spy_prefill(made: engine.Engine) -> list[int]:
   """Records how many real tokens each prefill dispatch writes."""
-  sizes, original = [], made._prefill
+  sizes, original = [], made._device.prefill_program
 
-  def prefill(params, cache, token_BT, position_BT, row_B):
+  def prefill(params, cache, token_BT, position_BT, table_BJ):
     sizes.append(int((position_BT < LENGTH).sum()))
-    return original(params, cache, token_BT, position_BT, row_B)
+    return original(params, cache, token_BT, position_BT, table_BJ)
 
-  made._prefill = prefill
+  made._device.prefill_program = prefill
   return sizes
 
 
@@ -324,7 +325,7 @@ def test_a_prompt_longer_than_a_chunk_scores_as_the_learner_does():
   with serving() as made:
     sizes = spy_prefill(made)
     (result,) = answers(made, request)
-  assert sizes == [8, 8, 8, 4]
+  assert sizes == [16, 12]  # two pieces of it at a time
   np.testing.assert_allclose(learner(request, result)[1], result.logp_T, atol=1e-5)
 
 
@@ -344,11 +345,11 @@ def test_a_next_turn_uses_the_kept_cache_and_draws_as_if_prefilled_anew():
 
 
 def test_the_least_recently_used_session_is_evicted_and_prefilled_anew():
-  cfg = dataclasses.replace(FILTERED, slots=2)
+  cfg = dataclasses.replace(FILTERED, kv_pages=8)  # two sessions of 27 tokens
   with serving(cfg=cfg) as made:
     sizes = spy_prefill(made)
-    asked = {s: ask(s, key=(ord(s), 0)) for s in 'abc'}
-    got = {s: answers(made, asked[s])[0] for s in 'abc'}  # c takes a's slot
+    asked = {s: ask(s, key=(ord(s), 0), token_T=prompt(11, ord(s))) for s in 'abc'}
+    got = {s: answers(made, asked[s])[0] for s in 'abc'}  # c takes a's pages
     sizes.clear()
     later = {s: next_turn(asked[s], got[s]) for s in 'ab'}
     answers(made, later['b'])
@@ -501,7 +502,7 @@ BAD = [
   ('max_new', {'max_new': LENGTH - 10}),
   ('max_new', {'max_new': 2.5}),
   ('max_new', {'max_new': True}),
-  ('stop_ids', {'stop_ids': (1, 2)}),
+  ('stop_ids', {'stop_ids': tuple(range(9))}),
   ('stop_ids', {'stop_ids': (V,)}),
   ('stop_ids', {'stop_ids': ('x',)}),
   ('key', {'key': (1,)}),

@@ -17,7 +17,8 @@ import zstandard
 from swe17 import config, types, wire
 from swe17.metrics import records, status
 from swe17.model import params as p
-from swe17.sampler import engine, server
+from swe17.sampler import engine, http, server
+from swe17.sampler import weights as following
 from swe17.store import kv
 
 MODEL = config.Model(
@@ -30,8 +31,12 @@ CFG = config.Sampler(
 
 
 @pytest.fixture(scope='module')
-def started():
-  params = p.rounded(p.init(p.abstract(MODEL, V), jax.random.key(0)))
+def params() -> p.Params:
+  return p.rounded(p.init(p.abstract(MODEL, V), jax.random.key(0)))
+
+
+@pytest.fixture(scope='module')
+def started(params):
   made = engine.Engine(
     params, 4, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
   )
@@ -42,7 +47,7 @@ def started():
 
 @pytest.fixture
 async def client(started) -> AsyncIterator[test_utils.TestClient]:
-  async with test_utils.TestClient(test_utils.TestServer(server.app(started))) as made:
+  async with test_utils.TestClient(test_utils.TestServer(http.app(started))) as made:
     yield made
 
 
@@ -97,7 +102,13 @@ async def test_health_tells_the_version_and_the_tokens_drawn(client, started):
   before = await (await client.get('/health')).json()
   await client.post('/generate', data=wire.request_to_bytes(ask(stop_ids=())))
   after = await (await client.get('/health')).json()
-  assert after == {'version': 4, 'busy': 0, 'sampled': before['sampled'] + 6}
+  assert after == {
+    'version': 4,
+    'busy': 0,
+    'sampled': before['sampled'] + 6,
+    'waiting': 0,
+    'room': True,
+  }
 
 
 sound = wire.request_to_bytes(ask())
@@ -184,17 +195,17 @@ class Follower:
 
 
 async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weights(
-  started, tmp_path, monkeypatch
+  params, tmp_path, monkeypatch
 ):
   died = []
   monkeypatch.setattr(threading, 'excepthook', lambda args: died.append(args.thread))
   cfg = config.Config(run_dir=str(tmp_path), store=f'file://{tmp_path}/s', sampler=CFG)
   events = records.EventLog(str(tmp_path / 'sampler-0.jsonl'))
-  weights = server.Weights(cfg, events)
+  weights = following.Weights(cfg, events)
   weights._follower = follower = Follower()
   weights._thread.start()
   made = engine.Engine(
-    started._params, 3, model=MODEL, cfg=CFG, length=LENGTH, swap=weights.swap
+    params, 3, model=MODEL, cfg=CFG, length=LENGTH, swap=weights.swap
   )
   made.start()
   says = status.Status(cfg.run_dir, 'sampler-0')
@@ -212,11 +223,11 @@ async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weight
   events.close()
 
 
-async def test_open_requests_get_503_when_the_engine_ends(started):
+async def test_open_requests_get_503_when_the_engine_ends(params):
   made = engine.Engine(
-    started._params, 0, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
+    params, 0, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
   )
-  served = test_utils.TestServer(server.app(made))
+  served = test_utils.TestServer(http.app(made))
   async with test_utils.TestClient(served) as client:
     made.start()
     late = dataclasses.replace(ask(), min_version=9)

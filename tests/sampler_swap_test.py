@@ -7,6 +7,7 @@ that never knew other weights.
 
 import dataclasses
 import functools
+import threading
 import time
 
 import jax
@@ -16,7 +17,8 @@ import pytest
 from swe17 import config, types
 from swe17.metrics import records
 from swe17.model import params as p
-from swe17.sampler import decode, engine, server
+from swe17.sampler import decode, engine
+from swe17.sampler import weights as following
 from swe17.store import kv
 from swe17.sync import apply, codec, publisher
 
@@ -46,7 +48,7 @@ def weights(seed: int) -> p.Params:
 class Sampler:
   """A sampler of one run, without its HTTP."""
 
-  weights: server.Weights
+  weights: following.Weights
   engine: engine.Engine
   events: str
 
@@ -68,11 +70,11 @@ def start(tmp_path):
       sync=config.Sync(**sync),
     )
     path = str(tmp_path / f'sampler-{len(made)}.jsonl')
-    held = server.Weights(cfg, records.EventLog(path), len(made))
+    held = following.Weights(cfg, records.EventLog(path), len(made))
     shapes = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, 'float32'), p.abstract(MODEL, V)
     )
-    version = held.first(shapes, server.threading.Event())
+    version = held.first(shapes, threading.Event())
     serving = engine.Engine(
       held.params, version, model=MODEL, cfg=SAMPLER, length=LENGTH, swap=held.swap
     )
@@ -153,13 +155,13 @@ def test_the_next_turn_of_a_session_in_flight_keeps_its_cache_over_a_swap(
   glue = np.arange(5, dtype=np.int32)
   token_T = np.concatenate([ask('a').token_T, first.token_T, glue])
   fed = []
-  real = sampler.engine._prefill
+  real = sampler.engine._device.prefill_program
 
-  def prefill(params, cache, token_BT, position_BT, row_B):
+  def prefill(params, cache, token_BT, position_BT, table_BJ):
     fed.append(int((position_BT < LENGTH).sum()))
-    return real(params, cache, token_BT, position_BT, row_B)
+    return real(params, cache, token_BT, position_BT, table_BJ)
 
-  sampler.engine._prefill = prefill
+  sampler.engine._device.prefill_program = prefill
   kept = draw(sampler, 'a', token_T=token_T, min_version=1)
   assert sum(fed) == glue.size  # the last drawn token and all but one of the glue
   assert (kept.version_T == 1).all()
@@ -206,7 +208,7 @@ def test_no_version_is_applied_while_the_one_before_is_being_verified(
   """Its buffers would be donated under the hands of who hashes them."""
   publish(0)
   sampler = start()
-  real, gate, began = apply.device_digest, server.threading.Event(), []
+  real, gate, began = apply.device_digest, threading.Event(), []
 
   def slow(params, block_bytes):
     began.append(sampler.engine.version)

@@ -22,7 +22,7 @@ from swe17.learner import state as st
 from swe17.model import cache as kv
 from swe17.model import params as p
 from swe17.model import sharding
-from swe17.sampler import decode
+from swe17.sampler import check, decode
 
 _GIB = 2**30
 _KINDS = 'all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute'
@@ -188,10 +188,14 @@ def _decode(cfg: config.Config, params: Any, on: Any) -> float:
     lambda x: _abstract(x.shape, cfg.model.dtype, sharding=x.sharding),
     params,
   )
-  cache = jax.eval_shape(lambda: kv.init(cfg.model, B, cfg.agent.max_context))
+  columns = -(-cfg.agent.max_context // sampler.page)
+  pages = sampler.kv_pages or B * columns
+  cache = jax.eval_shape(lambda: kv.init(cfg.model, pages, sampler.page))
   fields = {'key_B2': ((B, 2), 'uint32')}
   fields |= dict.fromkeys(('temperature_B', 'top_p_B', 'min_p_B'), ((B,), 'float32'))
-  names = ('token_B', 'position_B', 'left_B', 'stop_B', 'top_k_B')
+  fields['stop_BX'] = ((B, check.STOPS), 'int32')
+  fields['table_BJ'] = ((B, columns), 'int32')
+  names = ('token_B', 'position_B', 'left_B', 'top_k_B')
   fields |= dict.fromkeys(names, ((B,), 'int32'))
   slots = decode.Slots(**{k: _abstract(*v) for k, v in fields.items()})
   cache, slots = (_placed(x, jax.tree.map(lambda _: place, x)) for x in (cache, slots))

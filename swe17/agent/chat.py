@@ -9,8 +9,9 @@ the rest is made here: no sampled text is encoded again, and the trained tokens 
 exactly the sampled ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
+from typing import Any
 
 from swe17.agent import tokenizer
 
@@ -40,16 +41,66 @@ def stop_ids(tok: tokenizer.Tokenizer) -> tuple[int, ...]:
 
 def call(tok: tokenizer.Tokenizer, name: str, **arguments: int | str) -> list[int]:
   """Ids of one call. Values are plain text, whatever markup they seem to hold."""
+  return write(tok, name, arguments)
+
+
+def write(
+  tok: tokenizer.Tokenizer, name: str, arguments: Mapping[str, Any] | str
+) -> list[int]:
+  """Ids of one call of any tool; arguments that are no object stand as they are."""
+  if isinstance(arguments, str) or '<' in ''.join([name, *arguments]):
+    given = arguments if isinstance(arguments, str) else _json(arguments)
+    body = f'{{"name": {_json(name)}, "arguments": {given}}}'
+    return [tok.call, *tok.encode(body), tok.call_end]
   ids: list[int] = []
-  frame = f'{tokenizer.CALL}{{"name": {json.dumps(name)}, "arguments": {{'
+  frame = f'{tokenizer.CALL}{{"name": {_json(name)}, "arguments": {{'
   for i, (key, value) in enumerate(arguments.items()):
-    frame += f'{", " if i else ""}{json.dumps(key)}: '
-    written = json.dumps(value, ensure_ascii=False)
+    frame += f'{", " if i else ""}{_json(key)}: '
+    written = _json(value)
     if isinstance(value, str):
       frame, written = frame + '"', written[1:-1]
     ids += [*tok.encode_markup(frame), *tok.encode(written)]
     frame = '"' if isinstance(value, str) else ''
   return [*ids, *tok.encode_markup(frame + '}}' + tokenizer.CALL_END)]
+
+
+def _json(value: Any) -> str:
+  return json.dumps(value, ensure_ascii=False)
+
+
+def written(
+  tok: tokenizer.Tokenizer, history: Sequence[Mapping[str, Any]]
+) -> list[int]:
+  """Ids of whole messages in OpenAI's form, up to where the next turn begins.
+
+  What a system message says begins the user's next one: this format has no such role.
+  """
+  ids: list[int] = []
+  system: list[str] = []
+  for message in history:
+    role, content = message['role'], message.get('content') or ''
+    if role == 'system':
+      system.append(content)
+      continue
+    if role == 'assistant':
+      ids += [tok.assistant, *_turn(tok, message), tok.end]
+      continue
+    if role == 'user':
+      content, system = '\n\n'.join([*system, content]), []
+    ids += [tok.user if role == 'user' else tok.tool, *tok.encode(content), tok.end]
+  if system:
+    ids += [tok.user, *tok.encode('\n\n'.join(system)), tok.end]
+  return [*ids, tok.assistant]
+
+
+def _turn(tok: tokenizer.Tokenizer, message: Mapping[str, Any]) -> list[int]:
+  ids: list[int] = []
+  if message.get('reasoning_content'):
+    ids = [tok.think, *tok.encode(message['reasoning_content']), tok.think_end]
+  ids += tok.encode(message.get('content') or '')
+  for each in message.get('tool_calls') or ():
+    ids += write(tok, each['function']['name'], each['function']['arguments'])
+  return ids
 
 
 def messages(tok: tokenizer.Tokenizer, ids: Sequence[int]) -> list[tuple[str, str]]:

@@ -102,8 +102,13 @@ async def run(
   )
 
 
-def draw_key(seed: int, group_id: str, member: int, segment: int) -> tuple[int, int]:
-  """Two uint32 that key a segment's draws; the sampler folds in the position."""
+def draw_key(
+  seed: int, group_id: str, member: int, segment: int | str
+) -> tuple[int, int]:
+  """Two uint32 that key a segment's draws; the sampler folds in the position.
+
+  `segment` is its number, or the name of a branch (`tree.Draw.name`).
+  """
   digest = xxhash.xxh3_64_intdigest(f'{seed}/{group_id}/{member}/{segment}'.encode())
   return digest >> 32, digest & 0xFFFFFFFF
 
@@ -146,7 +151,7 @@ async def _turns(
     if not calls:
       log.cut = unfinished
       return types.Outcome(0.0, 'not submitted: a turn without a call')
-    results = await log.run(calls, env, cfg.max_calls)
+    results = await log.run(calls, env, most=cfg.max_calls, seconds=cfg.call_seconds)
     if env.done:
       return await env.verify()
     glue = fmt.results(drawn, calls, [result.text for result in results])

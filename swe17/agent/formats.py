@@ -19,6 +19,7 @@ from swe17.agent import (
   gguf_metadata,
   gguf_tokenizer,
   hf_tokenizer,
+  history,
   syntax,
   template,
   templated,
@@ -26,6 +27,8 @@ from swe17.agent import (
   tools,
 )
 from swe17.env import base
+
+_ENDS = ('eos', 'eot', 'eom')  # as GGUF names what may end a turn
 
 
 class Format(Protocol):
@@ -65,6 +68,68 @@ class Format(Protocol):
     """
     ...
 
+  @property
+  def marks(self) -> history.Marks:
+    """What a reader of an unfinished turn must know."""
+    ...
+
+  def conversation(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    """Ids of whole messages in OpenAI's form, up to where the next turn begins.
+
+    What a message or a tool says is text, whatever markup it seems to hold. ValueError
+    with what the model's template says if it does not take them.
+    """
+    ...
+
+  def after(
+    self,
+    turn: Sequence[int],
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    """Ids between a turn, as it was drawn, and the next, for the messages between.
+
+    As `results`, of results and anything else that a client may say. A result is tied
+    to its call by the id that `message` gave the call. ValueError as `conversation`,
+    and without messages.
+    """
+    ...
+
+  def text(self, turn: Sequence[int]) -> str:
+    """A turn's text without its end token."""
+    ...
+
+  def message(
+    self, turn: Sequence[int], *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    """The assistant's message of a turn, in OpenAI's form.
+
+    Args:
+      turn: as it was drawn.
+      calls: whether calls are taken out of the text; one that does not parse stays in
+        it.
+      salt: makes the ids of calls in equal turns differ.
+    """
+    ...
+
+  def spoken(
+    self, text: str, *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    """As `message`, of a turn's text."""
+    ...
+
+  def raw(self, text: str) -> list[int]:
+    """Ids of a text in which markup counts."""
+    ...
+
+  def to_bytes(self, ids: Sequence[int]) -> bytes:
+    """The exact bytes that `ids` stand for. ValueError on an id out of range."""
+    ...
+
   def parse(self, turn: Sequence[int]) -> tools.Parsed:
     """What a turn says. Never raises on what a model may draw."""
     ...
@@ -102,6 +167,7 @@ class Own:
     self.vocab_size = tok.vocab_size
     self.stop_ids = chat.stop_ids(tok)
     self.strips, self.rewrites = True, ''
+    self.marks = history.Marks(syntax.HERMES.opens)
 
   def prompt(self, text: str, tools: Sequence[base.Tool]) -> list[int]:
     """Our models know their tools by heart: these are not told."""
@@ -112,9 +178,48 @@ class Own:
   ) -> list[int]:
     return chat.close_turn(self.tok, turn) + chat.tool_results(self.tok, texts)
 
-  def parse(self, turn: Sequence[int]) -> tools.Parsed:
+  def conversation(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    return chat.written(self.tok, history.mapped(messages))
+
+  def after(
+    self,
+    turn: Sequence[int],
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    if not messages:
+      raise ValueError('messages: got none after a turn, want what follows it')
+    named = [(call.name, call.id) for call in self.parse(turn).calls if not call.error]
+    made = history.mapped(messages)
+    follow = history.following(made, named, syntax.HERMES)
+    return chat.close_turn(self.tok, turn) + chat.written(self.tok, follow)
+
+  def text(self, turn: Sequence[int]) -> str:
     ended = len(turn) > 0 and turn[-1] == self.tok.end
-    return self.read(self.tok.decode(turn[:-1] if ended else turn))
+    return self.tok.decode(turn[:-1] if ended else turn)
+
+  def message(
+    self, turn: Sequence[int], *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    return self.spoken(self.text(turn), calls=calls, salt=salt)
+
+  def spoken(
+    self, text: str, *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    return history.spoken(text, tools.parse, calls=calls, salt=salt)
+
+  def raw(self, text: str) -> list[int]:
+    return self.tok.encode_markup(text)
+
+  def to_bytes(self, ids: Sequence[int]) -> bytes:
+    return self.tok.to_bytes(ids)
+
+  def parse(self, turn: Sequence[int]) -> tools.Parsed:
+    return self.read(self.text(turn))
 
   def read(self, text: str) -> tools.Parsed:
     return tools.parse(text)
@@ -173,7 +278,9 @@ def _of_gguf(path: pathlib.Path) -> templated.Templated:
     return '' if i is None else tokens[i]
 
   chat_template = metadata.get('tokenizer.chat_template', '')
-  return _templated(spec, len(tokens), chat_template, named('bos'), named('eos'))
+  ends = [metadata.get(f'tokenizer.ggml.{end}_token_id') for end in _ENDS]
+  special = (named('bos'), named('eos'))
+  return _templated(spec, len(tokens), chat_template, special, ends)
 
 
 def _of_folder(path: pathlib.Path) -> templated.Templated:
@@ -196,17 +303,27 @@ def _of_folder(path: pathlib.Path) -> templated.Templated:
     token = given.get(f'{which}_token') or ''
     return token if isinstance(token, str) else token['content']
 
-  return _templated(spec, rows, chat_template, named('bos'), named('eos'))
+  settings = path / 'generation_config.json'
+  ends = _json(settings).get('eos_token_id') if settings.is_file() else None
+  ends = ends if isinstance(ends, list) else [ends]
+  return _templated(spec, rows, chat_template, (named('bos'), named('eos')), ends)
 
 
 def _templated(
-  spec: dict[str, Any], rows: int, chat_template: str, bos: str, eos: str
+  spec: dict[str, Any],
+  rows: int,
+  chat_template: str,
+  special: tuple[str, str],
+  ends: Sequence[int | None],
 ) -> templated.Templated:
+  """`special` are (begin, end) of a text; `ends`, ids that a turn may end with too."""
   if not chat_template:
     raise ValueError('the model has no chat template: take one tuned for conversation')
   tok = hf_tokenizer.Tokenizer(spec, rows)
-  made = template.Template(chat_template, bos=bos, eos=eos)
-  return templated.Templated(tok, made, syntax.choose(tok.markup, chat_template))
+  made = template.Template(chat_template, bos=special[0], eos=special[1])
+  way = syntax.choose(tok.markup, chat_template)
+  added = [i for i in ends if i is not None and i in tok.markup.values()]
+  return templated.Templated(tok, made, way, ends=added)
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

@@ -76,34 +76,16 @@ def _check_routes(result: types.GenerateResult, request: types.GenerateRequest) 
     )
 
 
-class Record:
-  """What an episode has recorded so far; whole at any await, so it survives a fault."""
+class Tokens:
+  """The tokens of one segment as they come; whole at any await."""
 
-  def __init__(self, fmt: formats.Format, clock: Callable[[], float]):
-    self.fmt = fmt
-    self._clock = clock
-    self._closed: list[types.Segment] = []
-    self._begin()
-    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
-    self.drawn = 0  # tokens sampled, in all segments
-    self.topk_bound = 0
-    self.tool_seconds = 0.0
-    self.cut = False
-
-  def _begin(self) -> None:
+  def __init__(self) -> None:
     self.token: list[int] = []
-    self.mask: list[bool] = []
+    self._mask: list[bool] = []
     self._drawn: list[tuple[float, float, float, int, int]] = []
     self._kept_size: list[int] = []
     self._kept_ids: list[np.ndarray] = []
     self._routes: list[np.ndarray] = []  # [R, N, K] each, one after another
-
-  def open_segment(self, ids: list[int]) -> int:
-    """Goes on in another context, of which nothing is trained anew. Its number."""
-    self._closed.append(self.segment())
-    self._begin()
-    self.given(ids)
-    return len(self._closed)
 
   @property
   def routed(self) -> int:
@@ -113,9 +95,14 @@ class Record:
   def given(self, ids: list[int]) -> None:
     """Appends what the sampler did not draw."""
     self.token += ids
-    self.mask += [False] * len(ids)
+    self._mask += [False] * len(ids)
     self._drawn += [(0.0, 0.0, 0.0, 0, 0)] * len(ids)
     self._kept_size += [0] * len(ids)
+
+  def served(self, result: types.GenerateResult) -> None:
+    """Appends a turn that another segment trains: here it is context."""
+    self.given(result.token_T.tolist())
+    self._replace_routes(result)
 
   def sampled(
     self, result: types.GenerateResult, turn: int, temperature: float
@@ -123,7 +110,7 @@ class Record:
     """Appends a turn exactly as it was served."""
     ids = result.token_T.tolist()
     self.token += ids
-    self.mask += [True] * len(ids)
+    self._mask += [True] * len(ids)
     self._drawn += zip(
       result.logp_T.tolist(),
       result.entropy_T.tolist(),
@@ -134,41 +121,23 @@ class Record:
     )
     self._kept_size += result.kept.size_T.tolist()
     self._kept_ids.append(result.kept.ids)
-    if result.routes_RNK is not None:
-      self._replace_routes(result.routes_RNK, result.routes_start)
-    self.turns += 1
-    self.drawn += len(ids)
-    self.thinking += self.fmt.thinking(ids)
-    self.topk_bound += result.topk_bound
+    self._replace_routes(result)
 
-  def _replace_routes(self, rows_RNK: np.ndarray, start: int) -> None:
+  def _replace_routes(self, result: types.GenerateResult) -> None:
     """Rows from `start` on are these: a cache that was made anew has new ones."""
-    if start < self.routed:
-      self._routes = [np.concatenate(self._routes)[:start]]
-    self._routes.append(rows_RNK)
-
-  async def run(
-    self, calls: list[tools.Call], env: base.Env, max_calls: int
-  ) -> list[tools.Result]:
-    """Executes a turn's calls and counts what ran."""
-    start = self._clock()
-    results = await tools.execute(calls, env, max_calls=max_calls)
-    self.tool_seconds += self._clock() - start
-    ran = [call.name for call, done in zip(calls, results, strict=True) if done.ran]
-    self.calls += len(ran)
-    self.tests += ran.count('test')
-    return results
-
-  def segments(self) -> tuple[types.Segment, ...]:
-    return *self._closed, self.segment()
+    if result.routes_RNK is None:
+      return
+    if result.routes_start < self.routed:
+      self._routes = [np.concatenate(self._routes)[: result.routes_start]]
+    self._routes.append(result.routes_RNK)
 
   def segment(self) -> types.Segment:
-    """The present segment as it stands."""
+    """The segment as it stands."""
     rows = list(zip(*self._drawn, strict=True)) or [()] * 5
     logp, entropy, temperature, version, turn = rows
     return types.Segment(
       token_T=np.asarray(self.token, np.int32),
-      mask_T=np.asarray(self.mask, bool),
+      mask_T=np.asarray(self._mask, bool),
       mu_logp_T=np.asarray(logp, np.float32),
       entropy_T=np.asarray(entropy, np.float32),
       temperature_T=np.asarray(temperature, np.float32),
@@ -180,3 +149,72 @@ class Record:
       ),
       routes_RNK=np.concatenate(self._routes) if self._routes else None,
     )
+
+
+class Record:
+  """What an episode has recorded so far; whole at any await, so it survives a fault."""
+
+  def __init__(self, fmt: formats.Format, clock: Callable[[], float]):
+    self.fmt = fmt
+    self._clock = clock
+    self._closed: list[types.Segment] = []
+    self._open = Tokens()
+    self.turns = self.calls = self.malformed = self.tests = self.thinking = 0
+    self.drawn = 0  # tokens sampled, in all segments
+    self.topk_bound = 0
+    self.tool_seconds = 0.0
+    self.cut = False
+
+  @property
+  def token(self) -> list[int]:
+    """The context of the present segment."""
+    return self._open.token
+
+  @property
+  def routed(self) -> int:
+    """Tokens whose routes are recorded: what `GenerateRequest.routes_from` says."""
+    return self._open.routed
+
+  def open_segment(self, ids: list[int]) -> int:
+    """Goes on in another context, of which nothing is trained anew. Its number."""
+    self._closed.append(self._open.segment())
+    self._open = Tokens()
+    self.given(ids)
+    return len(self._closed)
+
+  def given(self, ids: list[int]) -> None:
+    """Appends what the sampler did not draw."""
+    self._open.given(ids)
+
+  def served(self, result: types.GenerateResult) -> None:
+    """Appends a turn that another segment trains and counts."""
+    self._open.served(result)
+
+  def sampled(
+    self, result: types.GenerateResult, turn: int, temperature: float
+  ) -> None:
+    """Appends a turn exactly as it was served, and counts it."""
+    self._open.sampled(result, turn, temperature)
+    self.turns += 1
+    self.drawn += len(result.token_T)
+    self.thinking += self.fmt.thinking(result.token_T.tolist())
+    self.topk_bound += result.topk_bound
+
+  async def run(
+    self, calls: list[tools.Call], env: base.Env, *, most: int, seconds: float
+  ) -> list[tools.Result]:
+    """Executes a turn's calls, `most` at most, and counts what ran."""
+    start = self._clock()
+    results = await tools.execute(calls, env, max_calls=most, call_seconds=seconds)
+    self.tool_seconds += self._clock() - start
+    ran = [call.name for call, done in zip(calls, results, strict=True) if done.ran]
+    self.calls += len(ran)
+    self.tests += ran.count('test')
+    return results
+
+  def segments(self) -> tuple[types.Segment, ...]:
+    return *self._closed, self.segment()
+
+  def segment(self) -> types.Segment:
+    """The present segment as it stands."""
+    return self._open.segment()

@@ -47,6 +47,8 @@ class Syntax:
     example: a call, for templates that do not tell the model how to write one.
     call_id: (tool, index in the turn) -> what a result is tied to, where the model gave
       its call no id.
+    opens: texts of which one stands before the first call of a turn.
+    bare: a turn that begins with a brace may be a call too.
   """
 
   name: str
@@ -54,6 +56,8 @@ class Syntax:
   write: Callable[[str, Mapping[str, Any], int], str]
   example: str
   call_id: Callable[[str, int], str] = lambda name, i: f'call_{i}'
+  opens: tuple[str, ...] = (tokenizer.CALL,)
+  bare: bool = False
 
 
 def choose(markup: Collection[str], template: str) -> Syntax:
@@ -137,7 +141,8 @@ def _parse_llama(text: str) -> tools.Parsed:
       following = _NEXT_LLAMA.search(body, at + 1)
       end = following.end() if following else len(body)
       cut = out or not (following or closed)
-      calls.append(tools.Call(f'c{len(calls)}', '', {}, tools.CUT if cut else error))
+      error, source = tools.CUT if cut else error, body[at:end]
+      calls.append(tools.Call(f'c{len(calls)}', '', {}, error, source=source))
     else:
       renamed = {'arguments' if k == 'parameters' else k: v for k, v in value.items()}
       renamed.pop('type', None)
@@ -189,7 +194,12 @@ HERMES = Syntax(
   f'{tokenizer.CALL}\n{{"name": <name>, "arguments": <object>}}\n{tokenizer.CALL_END}',
 )
 LLAMA = Syntax(
-  'llama', _parse_llama, _write_llama, '{"name": <name>, "parameters": <object>}'
+  'llama',
+  _parse_llama,
+  _write_llama,
+  '{"name": <name>, "parameters": <object>}',
+  opens=(PYTHON_TAG,),
+  bare=True,
 )
 _EXAMPLE = ('<name>', {}, 0)
 _DEEPSEEK_TAGS = tools.Tags(_DEEPSEEK_CALL, _DEEPSEEK_END, _read_deepseek)
@@ -198,6 +208,7 @@ DEEPSEEK = Syntax(
   _tagged(_DEEPSEEK_TAGS, _DEEPSEEK),
   _write_deepseek,
   _write_deepseek(*_EXAMPLE),
+  opens=(*_DEEPSEEK, _DEEPSEEK_CALL),
 )
 DEEPSEEK_V31 = dataclasses.replace(
   DEEPSEEK, write=_write_deepseek_v31, example=_write_deepseek_v31(*_EXAMPLE)
@@ -208,4 +219,5 @@ KIMI = Syntax(
   _write_kimi,
   _write_kimi(*_EXAMPLE),
   _kimi_id,
+  opens=(*_KIMI, _KIMI_CALL),
 )

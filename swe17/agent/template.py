@@ -22,6 +22,11 @@ _KINDS = {'int': 'integer', 'str': 'string'}
 _RAISED = (jinja2.TemplateError, TypeError, LookupError, AttributeError, ValueError)
 _RAISED += (ArithmeticError, RecursionError)
 
+
+class _Verbatim(str):
+  """A call's arguments that hold no object: no JSON is made of them."""
+
+
 Message = dict[str, Any]  # 'role', 'content', 'tool_calls', .. as OpenAI names them
 
 
@@ -77,7 +82,7 @@ class Template:
   def render(
     self,
     messages: Sequence[Message],
-    tools: Sequence[base.Tool] = (),
+    tools: Sequence[base.Tool | Mapping[str, Any]] = (),
     *,
     generate: bool = False,
     **given: Any,
@@ -85,7 +90,8 @@ class Template:
     """The text of a conversation; `generate` opens the assistant's next message.
 
     A call's arguments may be a JSON string, as OpenAI's API has them, or a mapping: the
-    template sees a mapping, or the string where it holds no object.
+    template sees a mapping, or the string where it holds no object. Tools may be in the
+    form of OpenAI's API too.
 
     ValueError with what the template says of a conversation that it does not take.
     """
@@ -94,7 +100,7 @@ class Template:
         **self._given,
         **given,
         messages=[self._one_form(message) for message in messages],
-        tools=[schema(tool) for tool in tools] or None,
+        tools=[schema(t) if isinstance(t, base.Tool) else t for t in tools] or None,
         add_generation_prompt=generate,
       )
     # Whatever the operations of somebody else's program raise on our values.
@@ -125,6 +131,8 @@ class Template:
       arguments = mapping_of(function['arguments'])
       if self._strings and not isinstance(arguments, str):
         arguments = _tojson(arguments)
+      if isinstance(arguments, str):
+        arguments = _Verbatim(arguments)
       made.append({**call, 'function': {**function, 'arguments': arguments}})
     return {**message, 'tool_calls': made}
 
@@ -164,6 +172,8 @@ def _tojson(
   sort_keys: bool = False,
 ) -> str:
   # Not jinja2's own, which writes for HTML.
+  if isinstance(value, _Verbatim):
+    return value
   return json.dumps(
     value,
     ensure_ascii=ensure_ascii,

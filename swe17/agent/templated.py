@@ -17,28 +17,23 @@ Some templates drop old thoughts when they render a later turn; the context here
 them, as they were served (`rewrites` says what a template would have changed).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import functools
 import json
 import re
 
-from swe17.agent import hf_tokenizer, syntax, template, tokenizer, tools
+from swe17.agent import (
+  hf_tokenizer,
+  history,
+  probe,
+  syntax,
+  template,
+  tokenizer,
+  tools,
+)
 from swe17.env import base
 
-_RESULT, _RESULT_END = '<tool_response>', '</tool_response>'
-# What is rendered to learn from it.
-_TEXT, _ANCHOR, _RESULTS = 'text', chr(0x10FFFD), ('first-result', 'second-result')
-_ANY = base.Tool('act', 'Do something.', {'at': 'str'}, writes=False)
-# A turn of calls, as templates take it: (its messages, content). Tried in this order;
-# with content a template may leave the calls out.
-_SHAPES = (('calls', None), ('calls', _ANCHOR), ('one', None), ('one', _ANCHOR))
-_SHAPES += (('user', _ANCHOR),)
-
-# (tool, id of its call) of each; found again in what stands around their results.
-_ACTS = (('first-tool', 'first-call'), ('second-tool', 'second-call'))
-
-_Shape = tuple[str, str | None]
-_Named = Sequence[tuple[str, str]]  # (tool, id of the call)
+_MOST_ENDS = 8  # that a sampler takes
 
 
 class Templated:
@@ -49,62 +44,128 @@ class Templated:
     tok: hf_tokenizer.Tokenizer,
     chat: template.Template,
     way: syntax.Syntax,
+    ends: Sequence[int] = (),
   ):
-    """ValueError if the template does not say what stands between two turns."""
+    """`ends` are ids that may end a turn beside the template's own, which comes first.
+
+    ValueError if the template does not say what stands between two turns.
+    """
     self._tok, self._chat, self._way = tok, chat, way
     self.vocab_size = tok.vocab_size
-    self._system = _takes_system(chat)
-    self._opened, self._stop = _frame(chat, tok)
-    self.stop_ids = (tok.markup[self._stop],)
+    self._system = probe.takes_system(chat)
+    self._opened, self._stop = probe.frame(chat, tok)
+    stops = dict.fromkeys([tok.markup[self._stop], *ends])
+    self.stop_ids = tuple(stops)[:_MOST_ENDS]
     # The template may open the thought itself, of every turn or of the first only.
     self._thinks = self._opened.rstrip().endswith(tokenizer.THINK)
     self.strips = not self._thinks
-    self._shapes = [shape for shape in _SHAPES if self._works(shape)]
+    self._shapes = [shape for shape in probe.SHAPES if self._works(shape)]
     if not self._shapes:
       raise ValueError('chat template: it renders no results of tool calls')
-    after = self._between(self._shapes[0], _ANCHOR, _ACTS[:1], _RESULTS[:1])
+    after = self._between(self._shapes[0], 1)
+    self._beside = probe.takes_content(chat)
     self._always = self._thinks and after.endswith(self._opened)
     self.rewrites = self._rewrites(self._shapes[0])
+    inside = True if self._always else None if self._thinks else False
+    self.marks = history.Marks(way.opens, way.bare, inside)
 
   def prompt(self, text: str, tools: Sequence[base.Tool]) -> list[int]:
-    _, mark = hf_tokenizer.marks(text, *(tool.description for tool in tools))
-    messages, given = self._opening(self._tok.guard(text, mark), tools)
-    return self._tok.encode_markup(
-      self._chat.render(messages, given, generate=True), mark
-    )
+    listed = [template.schema(tool) for tool in tools]
+    return self.conversation([probe.message('user', text)], listed)
+
+  def conversation(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    made = history.named_as(self._way, history.mapped(messages))
+    _, mark = hf_tokenizer.marks(_strings(made, tools))
+    made, given = self._guarded(made, tools, mark)
+    text = self._first(self._kinds(made), given, lambda whole: whole)
+    return self._tok.encode_markup(text, mark)
+
+  def after(
+    self,
+    turn: Sequence[int],
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool] = (),
+  ) -> list[int]:
+    calls = [call for call in self.parse(turn).calls if not call.error]
+    named = [
+      (call.name, call.given or self._way.call_id(call.name, i))
+      for i, call in enumerate(calls)
+    ]
+    follow = history.following(history.mapped(messages), named, self._way)
+    return self._follow(turn, named, follow, tools)
 
   def results(
     self, turn: Sequence[int], calls: Sequence[tools.Call], texts: Sequence[str]
   ) -> list[int]:
-    said = [text for call in calls for text in (call.name, call.given)]
-    anchor, mark = hf_tokenizer.marks(*texts, *said)
-    guarded = [self._tok.guard(text, mark) for text in texts]
     named = [
-      (
-        self._tok.guard(call.name, mark) or 'unknown',
-        self._tok.guard(call.given, mark) or self._way.call_id(call.name, i),
-      )
+      (call.name or 'unknown', call.given or self._way.call_id(call.name, i))
       for i, call in enumerate(calls)
     ]
-    text = ''
-    for shape in self._shapes:
-      try:
-        text = self._between(shape, anchor, named, guarded)
-        break
-      except ValueError:
-        continue  # e.g. several calls in a turn: the next shape has one
-    if not text:
-      raise ValueError(f'chat template: it does not take {len(texts)} results')
+    follow = [
+      probe.message('tool', text, name=name, tool_call_id=own)
+      for (name, own), text in zip(named, texts, strict=True)
+    ]
+    return self._follow(turn, named, follow, (probe.ANY,))
+
+  def _follow(
+    self,
+    turn: Sequence[int],
+    named: probe.Named,
+    follow: Sequence[template.Message],
+    tools: Sequence[history.Tool],
+  ) -> list[int]:
+    """Ids from the end of a turn that called `named` to where the next turn begins."""
+    if not follow:
+      raise ValueError('messages: got none after a turn, want what follows it')
+    anchor, mark = hf_tokenizer.marks(_strings([*follow, *named], tools))
+    messages, given = self._guarded(follow, tools, mark)
+    named = history.guarded(named or [('unknown', 'unknown')], self._guard(mark))
+    opening = probe.message('user', probe.TEXT)
+    answers = follow[0]['role'] == 'tool'
+    kinds = []
+    for shape in self._shapes if answers else (('user', anchor),):
+      asked = [opening, probe.asks(shape, anchor, named), *messages]
+      if answers and shape[0] == 'user':
+        asked = history.folded(asked)
+      kinds += list(self._kinds(asked))[:1]
+    kinds.append(history.folded(kinds[-1]))
+    text = self._first(kinds, given, lambda whole: self._cut(whole, anchor))
     ids = self._tok.encode_markup(text, mark)
     ended = len(turn) > 0 and turn[-1] in self.stop_ids
     return ids[1:] if ended else ids
 
-  def parse(self, turn: Sequence[int]) -> tools.Parsed:
+  def text(self, turn: Sequence[int]) -> str:
     ended = len(turn) > 0 and turn[-1] in self.stop_ids
-    return self.read(self._tok.decode(turn[:-1] if ended else turn))
+    return self._tok.decode(turn[:-1] if ended else turn)
+
+  def parse(self, turn: Sequence[int]) -> tools.Parsed:
+    return self.read(self.text(turn))
 
   def read(self, text: str) -> tools.Parsed:
-    return self._way.parse(tokenizer.THINK + text if self._inside(text) else text)
+    return self._way.parse(self._whole(text))
+
+  def message(
+    self, turn: Sequence[int], *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    return self.spoken(self.text(turn), calls=calls, salt=salt)
+
+  def spoken(
+    self, text: str, *, calls: bool = True, salt: str = ''
+  ) -> template.Message:
+    return history.spoken(self._whole(text), self._way.parse, calls=calls, salt=salt)
+
+  def raw(self, text: str) -> list[int]:
+    return self._tok.encode_markup(text)
+
+  def to_bytes(self, ids: Sequence[int]) -> bytes:
+    return self._tok.to_bytes(ids)
+
+  def _whole(self, text: str) -> str:
+    return tokenizer.THINK + text if self._inside(text) else text
 
   def _inside(self, text: str) -> bool:
     """Whether a turn begins inside a thought that its prompt opened."""
@@ -160,10 +221,10 @@ class Templated:
     found: list[tuple[str, str]] = []
     at, again = 0, list[int]()
     while at < len(ids):
-      start = _find(ids, opened, at)
+      start = probe.find(ids, opened, at)
       # Where nothing opens a turn, what ends a result may be followed by another.
       while again and ids[start + len(opened) :][: len(again)] == again:
-        start = _find(ids, opened, start + len(opened))
+        start = probe.find(ids, opened, start + len(opened))
       given = self._tok.decode(ids[at:start])
       found += self._split(given) if found else [('user', given)]
       begin = start + len(opened)
@@ -189,26 +250,67 @@ class Templated:
     text = opening + self._tok.guard(text, mark) + tokenizer.THINK_END
     return self._tok.encode_markup(text, mark)
 
-  def _opening(
-    self, text: str, tools: Sequence[base.Tool]
-  ) -> tuple[list[template.Message], Sequence[base.Tool]]:
-    """The first messages, and the tools that the template is to describe itself."""
-    if self._chat.takes_tools:
-      return [_message('user', text)], tools
-    if not self._system:
-      return [_message('user', f'{describe(tools, self._way)}\n\n{text}')], ()
-    return [_message('system', describe(tools, self._way)), _message('user', text)], ()
+  def _guard(self, mark: str) -> history.Guard:
+    return lambda text: self._tok.guard(text, mark)
 
-  def _between(
-    self, shape: _Shape, anchor: str, named: _Named, texts: Sequence[str]
+  def _guarded(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool],
+    mark: str,
+  ) -> tuple[list[template.Message], list[history.Tool]]:
+    guard = self._guard(mark)
+    made = [history.guard_message(message, guard) for message in messages]
+    return made, history.guarded(tools, guard)
+
+  def _kinds(
+    self, messages: Sequence[template.Message]
+  ) -> Iterator[list[template.Message]]:
+    """Forms in which the template may take a conversation, the best first."""
+    beside = list(messages)
+    if self._shapes[0][0] != 'user':
+      if not self._beside:
+        beside = [
+          history.written([m], self._way)[0] if m.get('content') else m for m in beside
+        ]
+      yield beside
+      # Some join what is None to a text.
+      yield [{**m, 'content': m.get('content') or ''} for m in beside]
+      yield history.written(beside, self._way)
+    yield history.folded(history.written(beside, self._way))
+
+  def _first(
+    self,
+    kinds: Iterable[Sequence[template.Message]],
+    tools: Sequence[history.Tool],
+    take: Callable[[str], str],
   ) -> str:
-    """The text from a turn's end token to the next turn. ValueError if there is none.
+    """What `take` makes of the first form that the template takes. Or its error."""
+    failed: list[ValueError] = []
+    for messages in kinds:
+      try:
+        return take(self._render(messages, tools))
+      except ValueError as e:
+        failed.append(e)
+    raise failed[0]
+
+  def _render(
+    self,
+    messages: Sequence[template.Message],
+    tools: Sequence[history.Tool],
+  ) -> str:
+    if tools and not self._chat.takes_tools:
+      messages = history.told(messages, history.describe(tools, self._way))
+      tools = ()
+    if not self._system:
+      messages = history.without_system(messages)
+    return self._chat.render(messages, tools, generate=True)
+
+  def _cut(self, whole: str, anchor: str) -> str:
+    """From the end token of the turn that holds `anchor`. ValueError if there is none.
 
     With as many results as there are it is the template that joins them.
     """
-    messages, given = self._opening(_TEXT, (_ANY,))
-    messages += _turn(shape, anchor, named, texts)
-    whole = self._chat.render(messages, given, generate=True)
     at = whole.rfind(anchor)
     start = whole.find(self._stop, at)
     if at < 0 or start < 0:
@@ -217,7 +319,12 @@ class Templated:
       )
     return whole[start:]
 
-  def _works(self, shape: _Shape) -> bool:
+  def _between(self, shape: probe.Shape, n: int) -> str:
+    """The text from the end token of a turn of `n` calls to the next turn."""
+    messages = [probe.message('user', probe.TEXT), *probe.turn(shape, n)]
+    return self._cut(self._render(messages, (probe.ANY,)), probe.ANCHOR)
+
+  def _works(self, shape: probe.Shape) -> bool:
     """Whether the template renders the results of a turn of this shape, in order.
 
     It may refuse two in one turn (another shape is tried then), not lose one.
@@ -226,23 +333,23 @@ class Templated:
       return False
     for n in (1, 2):
       try:
-        between = self._between(shape, _ANCHOR, _ACTS[:n], _RESULTS[:n])
+        between = self._between(shape, n)
       except ValueError:
         return n == 2
-      found = [between.find(text) for text in _RESULTS[:n]]
+      found = [between.find(text) for text in probe.RESULTS[:n]]
       if -1 in found or found != sorted(found):
         return False
     return True
 
-  def _rewrites(self, shape: _Shape) -> str:
+  def _rewrites(self, shape: probe.Shape) -> str:
     """What the template does to earlier turns when it renders a later one."""
-    opening, given = self._opening(_TEXT, (_ANY,))
-    turn = _turn(shape, _ANCHOR, _ACTS[:1], _RESULTS[:1])
-    thought = f'{tokenizer.THINK}\nthought\n{tokenizer.THINK_END}\n\n{_ANCHOR}'
+    opening = [probe.message('user', probe.TEXT)]
+    turn = probe.turn(shape, 1)
+    thought = f'{tokenizer.THINK}\nthought\n{tokenizer.THINK_END}\n\n{probe.ANCHOR}'
     thinking = [{**turn[0], 'content': thought}, *turn[1:]]
-    before = self._chat.render(opening, given, generate=True)
+    before = self._render(opening, (probe.ANY,))
     try:
-      later = self._chat.render([*opening, *thinking], given, generate=True)
+      later = self._render([*opening, *thinking], (probe.ANY,))
     except ValueError as e:
       return f'it takes no thought beside calls ({e})'
     # What an opened thought adds to the opening is not part of a turn that is past.
@@ -257,17 +364,17 @@ class Templated:
     encode = self._tok.encode_markup
     for shape in self._shapes:
       try:
-        text = self._between(shape, _ANCHOR, _ACTS, _RESULTS)
+        text = self._between(shape, 2)
       except ValueError:
         continue
-      before, _, rest = text.removeprefix(self._stop).partition(_RESULTS[0])
-      middle, _, after = rest.partition(_RESULTS[1])
+      before, _, rest = text.removeprefix(self._stop).partition(probe.RESULTS[0])
+      middle, _, after = rest.partition(probe.RESULTS[1])
       more = middle.removeprefix(after) if middle.startswith(after) else ''
-      return _pattern(before), _pattern(middle), encode(after), encode(more)
+      return probe.pattern(before), probe.pattern(middle), encode(after), encode(more)
     # One result a turn is all that this template takes.
-    text = self._between(self._shapes[0], _ANCHOR, _ACTS[:1], _RESULTS[:1])
-    before, _, after = text.removeprefix(self._stop).partition(_RESULTS[0])
-    return _pattern(before), re.compile('(?!)'), encode(after), []
+    text = self._between(self._shapes[0], 1)
+    before, _, after = text.removeprefix(self._stop).partition(probe.RESULTS[0])
+    return probe.pattern(before), re.compile('(?!)'), encode(after), []
 
   def _split(self, text: str) -> list[tuple[str, str]]:
     before, middle, _, _ = self._frames
@@ -277,81 +384,6 @@ class Templated:
     return [('tool', part) for part in middle.split(text[head.end() :])]
 
 
-def describe(tools: Sequence[base.Tool], way: syntax.Syntax) -> str:
-  """Tools and how to call them, for templates that do not tell."""
-  functions = [template.schema(tool)['function'] for tool in tools]
-  listed = '\n'.join(json.dumps(each, ensure_ascii=False) for each in functions)
-  return (
-    'You have these functions:\n'
-    f'<tools>\n{listed}\n</tools>\n'
-    f'Call one by writing its name and arguments as JSON:\n{way.example}'
-  )
-
-
-def _message(role: str, content: str | None, **rest: object) -> template.Message:
-  return {'role': role, 'content': content, **rest}
-
-
-def _turn(
-  shape: _Shape, anchor: str, named: _Named, texts: Sequence[str]
-) -> list[template.Message]:
-  """An assistant message that holds `anchor`, and results after it."""
-  kind, content = shape
-  if kind == 'user':
-    results = '\n'.join(f'{_RESULT}\n{text}\n{_RESULT_END}' for text in texts)
-    return [_message('assistant', anchor), _message('user', results)]
-  calls = [
-    {
-      'id': call_id,
-      'type': 'function',
-      'function': {'name': name, 'arguments': {'at': anchor}},
-    }
-    for name, call_id in (named if kind == 'calls' else named[:1])
-  ]
-  results = [
-    _message('tool', text, name=name, tool_call_id=call_id)
-    for (name, call_id), text in zip(named, texts, strict=True)
-  ]
-  said = None if content is None else anchor
-  return [_message('assistant', said, tool_calls=calls), *results]
-
-
-def _takes_system(chat: template.Template) -> bool:
-  messages = [_message('system', _ANCHOR), _message('user', _TEXT)]
-  try:
-    return _ANCHOR in chat.render(messages)
-  except ValueError:
-    return False
-
-
-def _frame(chat: template.Template, tok: hf_tokenizer.Tokenizer) -> tuple[str, str]:
-  """(what opens a turn, the added token that ends one). ValueError without them."""
-  user = [_message('user', _TEXT)]
-  before, after = chat.render(user), chat.render(user, generate=True)
-  if not after.startswith(before):
-    raise ValueError('chat template: opening a turn changes what stands before it')
-  opened = after[len(before) :]
-  if not tok.first_markup(opened):
-    raise ValueError(
-      f'chat template: no added token is in what opens a turn, {opened!r}'
-    )
-  whole = chat.render([*user, _message('assistant', _ANCHOR)])
-  stop = tok.first_markup(whole[whole.rfind(_ANCHOR) + 1 :])
-  if _ANCHOR not in whole or not stop:
-    raise ValueError('chat template: no added token ends an assistant message')
-  return opened, stop
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-  """`text`, with anything in the places of tools and calls."""
-  pattern = re.escape(text)
-  for name in (part for act in _ACTS for part in act):
-    pattern = pattern.replace(re.escape(name), r'[^\n]*?')
-  return re.compile(pattern)
-
-
-def _find(ids: Sequence[int], part: Sequence[int], at: int) -> int:
-  """Where `part` begins in `ids` from `at` on; the end if it does not."""
-  n = len(part)
-  places = range(at, len(ids) - n + 1)
-  return next((i for i in places if ids[i : i + n] == part), len(ids))
+def _strings(*values: object) -> str:
+  """Every character of what is JSON."""
+  return json.dumps(values, ensure_ascii=False)

@@ -32,6 +32,7 @@ class Call:
   arguments: Mapping[str, Any]
   error: str = ''
   given: str = ''  # the id that the model itself gave it, where its syntax has one
+  source: str = dataclasses.field(default='', compare=False)  # text, if it has an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,8 @@ def parse(text: str, tags: Tags | None = None) -> Parsed:
       at = end + len(tags.close)
       given = value.pop('id') if tags.ids else ''
       made = call_of(len(calls), value)
-      calls.append(dataclasses.replace(made, given=given) if given else made)
+      source = text[start:at] if made.error else ''
+      calls.append(dataclasses.replace(made, given=given, source=source))
       continue
     # Go on after the closing tag, or at the next opening one where that comes first.
     # `close` is kept: a turn of nothing but opening tags must stay linear.
@@ -96,7 +98,7 @@ def parse(text: str, tags: Tags | None = None) -> Parsed:
       error = error or 'text after the JSON object'
     else:
       error = CUT if at == len(text) else error or 'no closing tag'
-    calls.append(Call(f'c{len(calls)}', '', {}, error))
+    calls.append(Call(f'c{len(calls)}', '', {}, error, source=text[start:at]))
   rest.append(text[at:])
   return Parsed(tuple(calls), thinking, ''.join(rest).strip())
 

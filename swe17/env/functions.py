@@ -51,11 +51,29 @@ def _module_source(module: str) -> str:
 
   Not from its loader: modules frozen into the interpreter keep no source there.
   """
+  file = _module_file(module)
+  return file.read_text(encoding='utf-8') if file else ''
+
+
+def _module_file(module: str) -> pathlib.Path | None:
   path = pathlib.Path(sysconfig.get_path('stdlib'), *module.split('.'))
   for file in (path.with_name(path.name + '.py'), path / '__init__.py'):
     if file.is_file():
-      return file.read_text(encoding='utf-8')
-  return ''
+      return file
+  return None
+
+
+def with_source(module: str, function: str, source: str) -> tuple[pathlib.Path, str]:
+  """(file, text) of a module in which one function has another source.
+
+  ValueError where this Python has no such function.
+  """
+  file, node = _module_file(module), _definitions(module).get(function)
+  if file is None or node is None or node.end_lineno is None:
+    raise ValueError(f'{module}: no function {function!r} in this Python')
+  lines = _module_source(module).split('\n')
+  lines[node.lineno - 1 : node.end_lineno] = source.split('\n')
+  return file, '\n'.join(lines)
 
 
 @functools.lru_cache(maxsize=1024)

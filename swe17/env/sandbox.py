@@ -29,7 +29,9 @@ from swe17 import config
 from swe17.env import limits
 
 _CODE = pathlib.Path(__file__).resolve().parents[2]
-_INSIDE = ('canonical', 'limits', 'prelude', 'runner')  # programs passed in
+# Programs passed in.
+_INSIDE = ('canonical', 'limits', 'prelude', 'runner')
+_INSIDE += ('anchors', 'shell_keeper', 'shell_tools', 'sites')
 # No -I: the environment is ours alone, and the hash seed is fixed through it, so that
 # the order of a set is the same in every worker.
 _PYTHON_FLAGS = ('-S', '-B', '-s', '-P', '-X', 'utf8')
@@ -104,6 +106,15 @@ def program(
   With bubblewrap the file system is read-only; `options` are further bwrap options.
   Raises FileNotFoundError without bwrap.
   """
+  command = inside(backend, module, function, *arguments)
+  if backend == 'process':
+    return command
+  system = [*_namespaces(), *_file_system(command[0]), *options, '--remount-ro', '/']
+  return [_bwrap(), *system, '--', *command]
+
+
+def inside(backend: str, module: str, function: str, *arguments: str) -> list[str]:
+  """Return the command line that a process in a sandbox calls a function by."""
   code = (
     'import sys; sys.path.insert(0, sys.argv[1]); '
     f'from swe17.env import {module}; del sys.path[0]; '
@@ -111,11 +122,7 @@ def program(
   )
   python = os.path.realpath(sys.executable)
   where = '/code' if backend == 'bubblewrap' else str(_CODE)
-  command = [python, *_PYTHON_FLAGS, '-c', code, where, *arguments]
-  if backend == 'process':
-    return command
-  system = [*_namespaces(), *_file_system(python), *options, '--remount-ro', '/']
-  return [_bwrap(), *system, '--', *command]
+  return [python, *_PYTHON_FLAGS, '-c', code, where, *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -318,3 +325,33 @@ def kill(process: asyncio.subprocess.Process) -> None:
   """Kill the process group of a sandbox started in a session of its own."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
+
+
+async def run_program(
+  cfg: config.Sandbox,
+  backend: str,
+  module: str,
+  *arguments: str,
+  work: str,
+  pass_fds: Sequence[int],
+  options: Sequence[str] = (),
+) -> Completed:
+  """Run `swe17.env.<module>.main(*arguments)` in a sandbox with a private directory.
+
+  `work` is that directory where there is no isolation; else it is one in memory, at
+  /work. Wall time and output are bounded by `cfg`, the rest is up to the program.
+  Raises TimeoutError as `run` does.
+  """
+  process = await asyncio.create_subprocess_exec(
+    *program(
+      backend, module, 'main', *arguments, options=[*_work_options(cfg), *options]
+    ),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    pass_fds=pass_fds,
+    cwd=work if backend == 'process' else '/',
+    env={**_ENVIRONMENT, 'HOME': work, 'TMPDIR': work},
+    start_new_session=True,
+  )
+  return await _attend(process, backend, b'', cfg)

@@ -15,25 +15,57 @@ _NEVER = -1e30  # the score of a key that a query may not see; exp of it is 0
 
 
 def cached(
-  q_BTQH: jax.Array, k_BCSH: jax.Array, v_BCSU: jax.Array, mask_BTS: jax.Array
+  q_BTQH: jax.Array,
+  k_PCHS: jax.Array,
+  v_PCSU: jax.Array | None,
+  table_BJ: jax.Array,
+  position_BT: jax.Array,
+  latent: int = 0,
 ) -> jax.Array:
-  """Attention to a cache; `mask_BTS` is True where a query may look.
+  """Attention to a cache in pages: row b has the positions of `table_BJ[b]`'s pages.
 
-  Values may have other dimensions (U) than queries and keys.
+  A query at position i sees positions up to i; one beyond the table (padding) sees
+  whatever is there, and gets no NaN. Values may have other dimensions (U) than queries
+  and keys; without any, they are the first `latent` dimensions of the keys.
 
-  Keys and values come with heads before positions: both products are then plain batched
-  matrix products (4 times faster on CPU than with positions first). A query that may
-  look nowhere (padding) gets the mean of all values, never NaN.
+  Goes page by page, as far as the longest row in use needs it, with a running maximum
+  and sum in float32, so the cache is never gathered as a whole. A page that a row does
+  not reach changes none of its bits: all its weights are exactly 0.
   """
   B, T, Q, H = q_BTQH.shape
-  C, S = k_BCSH.shape[1:3]
+  C, S = k_PCHS.shape[1], k_PCHS.shape[3]
   q_BCXH = _grouped(q_BTQH, C) / jnp.sqrt(jnp.float32(H)).astype(q_BTQH.dtype)
-  score_BCXS = _float32('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
-  score_BCGTS = score_BCXS.reshape(B, C, Q // C, T, S)
-  score_BCGTS = jnp.where(mask_BTS[:, None, None], score_BCGTS, _NEVER)
-  prob_BCXS = jax.nn.softmax(score_BCGTS, axis=-1).reshape(B, C, -1, S)
-  prob_BCXS = prob_BCXS.astype(v_BCSU.dtype)
-  return _ungrouped(jnp.einsum('BCXS,BCSU->BCXU', prob_BCXS, v_BCSU), T)
+  real_BT = position_BT < table_BJ.shape[1] * S
+  longest = jnp.max(jnp.where(real_BT, position_BT, 0))
+
+  def page(j: jax.Array, carry: tuple) -> tuple:
+    out_BCXU, top_BCX1, sum_BCX1 = carry
+    at_B = jax.lax.dynamic_index_in_dim(table_BJ, j, axis=1, keepdims=False)
+    k_BCHS = k_PCHS.at[at_B].get(mode='clip')
+    score_BCXS = _float32('BCXH,BCHS->BCXS', q_BCXH, k_BCHS)
+    seen_BTS = (j * S + jnp.arange(S))[None, None] <= position_BT[:, :, None]
+    seen_BXS = jnp.tile(seen_BTS, (1, Q // C, 1))
+    score_BCXS = jnp.where(seen_BXS[:, None], score_BCXS, _NEVER)
+    most_BCX1 = jnp.maximum(top_BCX1, jnp.max(score_BCXS, axis=-1, keepdims=True))
+    fade_BCX1 = jnp.exp(top_BCX1 - most_BCX1)
+    weight_BCXS = jnp.exp(score_BCXS - most_BCX1)
+    sum_BCX1 = sum_BCX1 * fade_BCX1 + jnp.sum(weight_BCXS, axis=-1, keepdims=True)
+    weight_BCXS = weight_BCXS.astype(k_PCHS.dtype)
+    if v_PCSU is None:
+      more_BCXU = _float32('BCXS,BCUS->BCXU', weight_BCXS, k_BCHS[:, :, :latent])
+    else:
+      v_BCSU = v_PCSU.at[at_B].get(mode='clip')
+      more_BCXU = _float32('BCXS,BCSU->BCXU', weight_BCXS, v_BCSU)
+    return out_BCXU * fade_BCX1 + more_BCXU, most_BCX1, sum_BCX1
+
+  X, U = q_BCXH.shape[2], latent if v_PCSU is None else v_PCSU.shape[3]
+  none = (
+    jnp.zeros((B, C, X, U)),
+    jnp.full((B, C, X, 1), _NEVER),
+    jnp.zeros((B, C, X, 1)),
+  )
+  out_BCXU, _, sum_BCX1 = jax.lax.fori_loop(0, longest // S + 1, page, none)
+  return _ungrouped((out_BCXU / sum_BCX1).astype(k_PCHS.dtype), T)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -140,6 +140,35 @@ class Params:
     return tuple(s for s in (self.dense, self.moe) if s is not None)
 
 
+@struct.dataclass
+class Unstacked:
+  """The same weights with every layer's leaves as arrays of their own.
+
+  For decoding: a jitted step that slices stacked layers copies all of them first, at
+  every dispatch (on CPU; 4 times as slow as this for a single sequence).
+  """
+
+  embed_VD: jax.Array
+  prev_JDD: jax.Array | None
+  layers: tuple[Layers, ...]
+  norm_D: jax.Array
+  head_VD: jax.Array | None = None
+
+  @property
+  def unembed_VD(self) -> jax.Array:
+    """The matrix of the head: the embedding where it is tied."""
+    return self.embed_VD if self.head_VD is None else self.head_VD
+
+
+def layers(params: Params) -> tuple[Layers, ...]:
+  """Every layer by itself, N sliced away, in order."""
+  found = []
+  for stack in params.stacks:
+    N = stack.attn_norm_ND.shape[0]
+    found += [jax.tree.map(lambda w, n=n: w[n], stack) for n in range(N)]
+  return tuple(found)
+
+
 def abstract(cfg: config.Model, vocab: int) -> Tree:
   """The parameter tree with a `Leaf` at every leaf."""
   D, J, fan_in = cfg.width, cfg.ngram - 1, 1 / math.sqrt(cfg.width)

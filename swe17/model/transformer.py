@@ -6,6 +6,8 @@ values come from, so both sides compute the same function.
 """
 
 from collections.abc import Callable
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +52,9 @@ def block(
   return x_BTD + y_BTD, ids_BTK
 
 
-def _embed(params: p.Params, token_BT: jax.Array, before_JBT: jax.Array) -> jax.Array:
+def _embed(
+  params: p.Params | p.Unstacked, token_BT: jax.Array, before_JBT: jax.Array
+) -> jax.Array:
   """Embeddings; with `prev_JDD`, each also carries the tokens before it (-1: none)."""
   x_BTD = embedding.embed(params.embed_VD, token_BT)
   if params.prev_JDD is None:
@@ -95,7 +99,7 @@ def _first(segment_BT: jax.Array, of_BT: jax.Array) -> jax.Array:
   return jnp.where(of_BT > 0, jnp.take_along_axis(first_BP, of_BT, axis=1), 0)
 
 
-def _computed(params: p.Params, cfg: config.Model) -> p.Params:
+def _computed(params: Any, cfg: config.Model) -> Any:
   """The weights in the dtype that matrices are multiplied in."""
   if cfg.dtype == 'float32':
     return params
@@ -173,11 +177,11 @@ def apply_routed(
 
 
 def apply_cached(
-  params: p.Params,
+  params: p.Params | p.Unstacked,
   token_BT: jax.Array,
   position_BT: jax.Array,
   cache: kv.Cache,
-  row_B: jax.Array | None,
+  table_BJ: jax.Array | None,
   *,
   cfg: config.Model,
 ) -> tuple[jax.Array, kv.Cache, jax.Array | None]:
@@ -186,10 +190,12 @@ def apply_cached(
   Args:
     params: values to compute with.
     token_BT: int32 new tokens of each row.
-    position_BT: int32 their positions; a position beyond the cache writes nothing.
-    cache: B' rows; position s of a row is seen by queries at positions >= s, so
+    position_BT: int32 their positions; one beyond the row's pages writes nothing.
+    cache: pages; an entry of a row is seen by queries at its position and beyond, so
       entries beyond a row's own length must not be looked at before being written.
-    row_B: cache row of each batch row; None: batch row i is cache row i.
+      Several batch rows may be pieces of one context: all entries are written before
+      any is looked at.
+    table_BJ: int32, the pages of each batch row; None: page i is all of row i.
     cfg: the model's shape.
 
   Returns:
@@ -197,54 +203,58 @@ def apply_cached(
     without experts).
   """
   params = _computed(params, cfg)
+  if table_BJ is None:
+    table_BJ = jnp.arange(token_BT.shape[0])[:, None]
   ks, vs, routes = list(cache.k), list(cache.v), []
-  at_B1 = (jnp.arange(token_BT.shape[0]) if row_B is None else row_B)[:, None]
-  S = cache.k[0].shape[2]
-  mask_BTS = jnp.arange(S)[None, None, :] <= position_BT[:, :, None]
-  token_BS = cache.token.at[at_B1, position_BT].set(token_BT, mode='drop')
-  offset_J11 = jnp.arange(1, cfg.ngram)[:, None, None]
-  place_JBT = position_BT[None] - offset_J11
-  before_JBT = token_BS[at_B1[None], jnp.maximum(place_JBT, 0)]
-  x_BTD = _embed(params, token_BT, jnp.where(place_JBT >= 0, before_JBT, -1))
+  page_BT, slot_BT = _places(table_BJ, position_BT, cache)
+  token_PS = cache.token.at[page_BT, slot_BT].set(token_BT, mode='drop')
+  before = []
+  for j in range(1, cfg.ngram):
+    at_BT = _places(table_BJ, jnp.maximum(position_BT - j, 0), cache)
+    before.append(jnp.where(position_BT >= j, token_PS[at_BT], -1))
+  before_JBT = jnp.stack(before) if before else jnp.zeros((0, *token_BT.shape), int)
+  x_BTD = _embed(params, token_BT, before_JBT)
 
-  def written(into: list[jax.Array], i: int, x_BTCH: jax.Array) -> jax.Array:
-    into[i] = into[i].at[at_B1, :, position_BT].set(x_BTCH, mode='drop')
-    return into[i] if row_B is None else into[i][row_B]
+  def attend(attn: p.Gqa | p.Mla, h_BTD: jax.Array, i: int) -> jax.Array:
+    if isinstance(attn, p.Mla):
+      q, k = mla.absorbed(attn, h_BTD, position_BT, cfg)
+      ks[i] = ks[i].at[page_BT, :, :, slot_BT].set(k, mode='drop')
+      o = attention.cached(
+        q, ks[i], None, table_BJ, position_BT, latent=cfg.mla.kv_rank
+      )
+      return mla.out_absorbed(attn, o)
+    q, k, v = gqa.queries_keys_values(attn, h_BTD, position_BT, cfg)
+    ks[i] = ks[i].at[page_BT, :, :, slot_BT].set(k, mode='drop')
+    vs[i] = vs[i].at[page_BT, :, slot_BT].set(v, mode='drop')
+    return gqa.out(attn, attention.cached(q, ks[i], vs[i], table_BJ, position_BT))
 
   for i, layer in enumerate(_each(params)):
-
-    def attend(attn: p.Gqa | p.Mla, h_BTD: jax.Array, i: int = i) -> jax.Array:
-      if isinstance(attn, p.Mla):
-        q, k = mla.absorbed(attn, h_BTD, position_BT, cfg)
-        k_B1SM = written(ks, i, k)
-        o = attention.cached(q, k_B1SM, k_B1SM[..., : cfg.mla.kv_rank], mask_BTS)
-        return mla.out_absorbed(attn, o)
-      q, k, v = gqa.queries_keys_values(attn, h_BTD, position_BT, cfg)
-      return gqa.out(
-        attn, attention.cached(q, written(ks, i, k), written(vs, i, v), mask_BTS)
-      )
-
-    x_BTD, used = block(layer, x_BTD, attend, cfg)
+    x_BTD, used = block(layer, x_BTD, functools.partial(attend, i=i), cfg)
     routes += [] if used is None else [used]
   hidden_BTD = layers.rms_norm(x_BTD, params.norm_D, cfg.norm_eps).astype(jnp.float32)
   routes_BTNK = jnp.stack(routes, axis=2) if routes else None
-  routes_BSNK = cache.routes
-  if routes_BSNK is not None and routes_BTNK is not None:
-    fed_BTNK = routes_BTNK.astype(routes_BSNK.dtype)
-    routes_BSNK = routes_BSNK.at[at_B1, position_BT].set(fed_BTNK, mode='drop')
-  cache = kv.Cache(token_BS, tuple(ks), tuple(vs), routes_BSNK)
+  routes_PSNK = cache.routes
+  if routes_PSNK is not None and routes_BTNK is not None:
+    fed_BTNK = routes_BTNK.astype(routes_PSNK.dtype)
+    routes_PSNK = routes_PSNK.at[page_BT, slot_BT].set(fed_BTNK, mode='drop')
+  cache = kv.Cache(token_PS, tuple(ks), tuple(vs), routes_PSNK)
   return hidden_BTD, cache, routes_BTNK
 
 
-def _each(params: p.Params) -> list[p.Layers]:
-  """Every layer by itself, in order."""
-  found = []
-  for stack in params.stacks:
-    N = stack.attn_norm_ND.shape[0]
-    found += [jax.tree.map(lambda w, n=n: w[n], stack) for n in range(N)]
-  return found
+def _places(
+  table_BJ: jax.Array, position_BT: jax.Array, cache: kv.Cache
+) -> tuple[jax.Array, jax.Array]:
+  """(page, position in it) of positions of rows; a page beyond the pool if outside."""
+  P, S = cache.token.shape
+  at_BT = position_BT // S
+  page_BT = jnp.take_along_axis(table_BJ, at_BT, axis=1, mode='clip')
+  return jnp.where(at_BT < table_BJ.shape[1], page_BT, P), position_BT % S
 
 
-def logits(params: p.Params, hidden_BTD: jax.Array) -> jax.Array:
+def _each(params: p.Params | p.Unstacked) -> tuple[p.Layers, ...]:
+  return params.layers if isinstance(params, p.Unstacked) else p.layers(params)
+
+
+def logits(params: p.Params | p.Unstacked, hidden_BTD: jax.Array) -> jax.Array:
   """Vocabulary logits, float32 [B, T, V]."""
   return layers.project(hidden_BTD, params.unembed_VD.T)

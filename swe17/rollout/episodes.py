@@ -4,13 +4,16 @@ Shared by training rollouts, evaluation and scripted episodes, so that all three
 same loop on the same environments.
 """
 
+import asyncio
 from collections.abc import Callable
 import dataclasses
 import logging
+import math
 
 from swe17 import config, types
 from swe17.agent import episode, formats
-from swe17.env import grader, repair
+from swe17.env import grader, repair, repair_shell
+from swe17.rollout import harness as harnesses
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +29,7 @@ class World:
   graders: grader.Graders
   verifier: repair.Verifier
   fmt: formats.Format
+  harness: harnesses.Harness | None = None  # of `agent.harness`, once opened
 
   async def close(self) -> None:
     await self.graders.close()
@@ -37,14 +41,27 @@ class World:
     group_id: str,
     member: int,
     sampling: types.Sampling,
+    *,
+    seconds: float = math.inf,
+    min_version: int = 0,
   ) -> types.Episode:
-    """Runs one episode to its end."""
+    """Runs one episode to its end, or until `seconds` are over if that is sooner.
+
+    With a harness it is that one's agent, behind its proxy: `generate` is not asked.
+    """
+    agent = self.cfg.agent
+    if self.harness is not None:
+      return await self.harness.episode(
+        task, group_id, member, sampling, seconds=seconds, min_version=min_version
+      )
     return await episode.run(
       task=task,
       env=repair.RepairEnv(task, self.verifier),
       generate=generate,
       fmt=self.fmt,
-      cfg=self.cfg.agent,
+      cfg=dataclasses.replace(
+        agent, episode_seconds=min(seconds, agent.episode_seconds)
+      ),
       sampling=sampling,
       seed=self.cfg.seed,
       group_id=group_id,
@@ -74,6 +91,9 @@ async def open_world(cfg: config.Config, says: Callable[[str], None]) -> World:
     )
   says('regenerating tasks')
   tasks, set_aside = repair.read(cfg.tasks)
+  if cfg.agent.harness:
+    tasks, unfit = await asyncio.to_thread(repair_shell.usable, tasks)
+    set_aside = {**set_aside, **unfit}
   graders = grader.Graders(cfg.sandbox)
   await graders.start()
   says(f'verifying {len(tasks)} tasks')

@@ -17,6 +17,7 @@ and what they finish waits (`outbox`).
 """
 
 import asyncio
+import collections
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -34,6 +35,7 @@ from swe17.sync import follower
 _DISCOVER = 1.0  # seconds between looks at who serves
 _THREADS = 24  # for calls to the store, each of which may hang while a line is cut
 _BEGUN = 'rollouts/begun.json'  # process 0 has evaluated version 0
+_MOMENT = 0.01  # seconds, of an episode whose group has none left
 _SPOILED = 2  # groups that infrastructure spoiled before their task is set aside
 
 
@@ -45,22 +47,36 @@ def run(cfg: config.Config, index: int) -> int:
 async def _main(cfg: config.Config, index: int) -> int:
   loop = asyncio.get_running_loop()
   loop.set_default_executor(futures.ThreadPoolExecutor(_THREADS))
-  main = asyncio.ensure_future(_run(cfg, index))
-  loop.add_signal_handler(signal.SIGTERM, main.cancel)
+  stop = process.Stop()
+  loop.add_signal_handler(signal.SIGTERM, stop.asked.set)
+  main = asyncio.ensure_future(_run(cfg, index, stop))
+  await ended(main, stop, cfg.rollout.drain_seconds)
   try:
     await main
   except asyncio.CancelledError:
     return 1
-  return 0
+  return 1 if stop.asked.is_set() else 0
 
 
-async def _run(cfg: config.Config, index: int) -> None:
+async def ended(main: asyncio.Future[None], stop: process.Stop, seconds: float) -> None:
+  """Waits for `main`; once it is to stop it has `seconds` if it drains, else none."""
+  asked = asyncio.ensure_future(stop.asked.wait())
+  await asyncio.wait({main, asked}, return_when=asyncio.FIRST_COMPLETED)
+  asked.cancel()
+  if not main.done():
+    if stop.drains:
+      await asyncio.wait({main}, timeout=seconds)
+    main.cancel()
+    await asyncio.wait({main})
+
+
+async def _run(cfg: config.Config, index: int, stop: process.Stop) -> None:
   name = 'rollout' if index == 0 else f'rollout-{index}'
   says = status.Status(cfg.run_dir, name)
   world = await episodes.open_world(cfg, lambda text: says.set('verifying tasks', text))
   async with contextlib.AsyncExitStack() as stack:
     stack.push_async_callback(world.close)
-    state = await process.open_rollout(cfg, index, world, says, stack)
+    state = await process.open_rollout(cfg, index, world, says, stack, stop)
     watch = asyncio.ensure_future(_watch_lag(state))
     stack.callback(watch.cancel)
     find = asyncio.ensure_future(_watch_samplers(state))
@@ -71,7 +87,8 @@ async def _run(cfg: config.Config, index: int) -> None:
       await _groups(state)
     else:
       await _whole(state)
-    says.set('done', '', 1.0)
+    if not stop.asked.is_set():
+      says.set('done', '', 1.0)
 
 
 async def _whole(state: process.Rollout) -> None:
@@ -90,7 +107,8 @@ async def _whole(state: process.Rollout) -> None:
   if cfg.rollout.processes > 1:
     await outbox.insist(lambda: store.write(_BEGUN, b'{}'))
   await _groups(state)
-  await _evaluate(state, 'after')
+  if not state.stop.asked.is_set():
+    await _evaluate(state, 'after')
 
 
 async def _watch_lag(state: process.Rollout) -> None:
@@ -120,7 +138,10 @@ async def _until_begun(state: process.Rollout) -> None:
 
 
 async def _groups(state: process.Rollout) -> None:
-  """Keeps groups running until the plan says that training is done."""
+  """Keeps groups running until the plan says that training is done.
+
+  Told to stop, it begins none, and ends with those that run.
+  """
   cfg, index = state.cfg, state.index
   # What an earlier process of this run finished is in the store and waits there.
   keys = await outbox.insist(lambda: state.store.list('groups/'))
@@ -130,9 +151,10 @@ async def _groups(state: process.Rollout) -> None:
   at_once = max(1, state.slots // cfg.rollout.group_size // beside)
   running: set[asyncio.Task[None]] = set()
   watch = asyncio.ensure_future(process.watch_plan(state))
+  state.stop.drains, asked = True, state.stop.asked
   try:
-    while not admission.done(state.planned, cfg):
-      while len(running) < at_once:
+    while not admission.done(state.planned, cfg) and (running or not asked.is_set()):
+      while len(running) < at_once and not asked.is_set():
         start = admission.due(state.planned, state.issued, cfg, index)
         if start is None:
           break
@@ -149,6 +171,7 @@ async def _groups(state: process.Rollout) -> None:
         'rollout', f'{len(running)} groups of {cfg.rollout.group_size}{wait}'
       )
   finally:
+    state.stop.drains = False
     for task in (watch, *running):
       task.cancel()
     await asyncio.gather(watch, *running, return_exceptions=True)
@@ -171,18 +194,21 @@ async def _group(state: process.Rollout, start: int) -> None:
   cfg = state.cfg
   sound = [t for t in state.world.train if state.spoiled.get(t.id, 0) < _SPOILED]
   task = admission.task(sound or state.world.train, cfg.seed, start)
-  attempt = 0
-  group = await _attempt(state, task, start, attempt)
-  while len([e for e in group.episodes if e.status != 'invalid']) < 2:
+  attempt, until = 0, time.monotonic() + cfg.rollout.group_seconds
+  group = await _attempt(state, task, start, attempt, until)
+  while _spoiled(group):
     reasons = sorted({e.outcome.reason for e in group.episodes})
     state.events.write(
       'warning', text=f'group {group.id} ({task.id}) spoiled: {reasons[:3]}'
     )
-    if attempt == cfg.rollout.retries:
+    if state.stop.asked.is_set():
+      return  # whoever comes after this process runs it anew
+    if attempt == cfg.rollout.retries or time.monotonic() >= until:
       state.spoiled[task.id] = state.spoiled.get(task.id, 0) + 1
       break
     attempt += 1
-    group = await _attempt(state, task, start, attempt)
+    group = await _attempt(state, task, start, attempt, until)
+  _count_dead(state, group)
   lag, state.lag = state.lag, 0.0
   group = dataclasses.replace(group, loop_lag=lag)
   state.own.write('finished', start=start, id=group.id)
@@ -190,21 +216,56 @@ async def _group(state: process.Rollout, start: int) -> None:
   _keep_to_read(state, group)
 
 
+def _spoiled(group: types.Group) -> bool:
+  """Whether infrastructure left too little of a group to compare."""
+  return len([e for e in group.episodes if e.status != 'invalid']) < 2
+
+
+def _count_dead(state: process.Rollout, group: types.Group) -> None:
+  """ValueError, with the reasons, once too many groups in a row have no outcomes.
+
+  Every task fails then, so that no attempt is of use: somebody has to look.
+  """
+  if not _spoiled(group):
+    state.dead.clear()
+    return
+  reasons = collections.Counter(
+    e.outcome.reason for e in group.episodes if e.status == 'invalid'
+  )
+  state.dead.append(reasons.most_common(1)[0][0])
+  if 0 < state.cfg.rollout.dead_groups <= len(state.dead):
+    often = collections.Counter(state.dead).most_common(3)
+    said = '; '.join(f'{n} times: {reason}' for reason, n in often)
+    raise ValueError(
+      f'{len(state.dead)} groups in a row had no outcome '
+      f'(rollout.dead_groups={state.cfg.rollout.dead_groups}): {said}'
+    )
+
+
 async def _attempt(
-  state: process.Rollout, task: types.Task, start: int, attempt: int
+  state: process.Rollout, task: types.Task, start: int, attempt: int, until: float
 ) -> types.Group:
+  """All members of a group, each until `until` at most; none is cut out of it."""
   group_id = f'{start:08d}-{state.attempt}.{attempt}'
   members = await asyncio.gather(
-    *(_member(state, task, group_id, m) for m in range(state.cfg.rollout.group_size))
+    *(
+      _member(state, task, group_id, m, until)
+      for m in range(state.cfg.rollout.group_size)
+    )
   )
   return types.Group(group_id, start, task.id, task.unit, tuple(members))
 
 
 async def _member(
-  state: process.Rollout, task: types.Task, group_id: str, member: int
+  state: process.Rollout, task: types.Task, group_id: str, member: int, until: float
 ) -> types.Episode:
   episode = await state.world.episode(
-    task, state.router, group_id, member, state.cfg.sampler.sampling
+    task,
+    state.router,
+    group_id,
+    member,
+    state.cfg.sampler.sampling,
+    seconds=max(until - time.monotonic(), _MOMENT),
   )
   _forget(state, episode)
   return episode
@@ -249,7 +310,7 @@ async def _evaluate(state: process.Rollout, label: str) -> None:
 
   async def one(task: types.Task, group_id: str, member: int) -> types.Episode:
     episode = await state.world.episode(
-      task, generate, group_id, member, cfg.sampler.sampling
+      task, generate, group_id, member, cfg.sampler.sampling, min_version=version
     )
     _forget(state, episode)
     return episode

@@ -10,13 +10,21 @@ from typing import Any
 
 from swe17 import config
 from swe17.metrics import records, status
-from swe17.rollout import admission, episodes, outbox, router
+from swe17.rollout import admission, episodes, harness, outbox, router
 from swe17.store import kv
 from swe17.sync import follower, manifest
 
 _log = logging.getLogger(__name__)
 POLL = 0.1  # seconds between looks at the plan
 _LIST_AFTER = 20  # looks at the next manifest before all are listed
+
+
+@dataclasses.dataclass
+class Stop:
+  """What SIGTERM says: `asked`; while groups run (`drains`) they may end first."""
+
+  asked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+  drains: bool = False
 
 
 @dataclasses.dataclass
@@ -36,8 +44,10 @@ class Rollout:
   plan: manifest.Manifest | None = None
   issued: set[int] = dataclasses.field(default_factory=set)
   spoiled: dict[str, int] = dataclasses.field(default_factory=dict)
+  dead: list[str] = dataclasses.field(default_factory=list)  # why, group by group
   misses: int = 0  # looks at the plan since it last moved
   lag: float = 0.0  # seconds, longest stall since a group last took it
+  stop: Stop = dataclasses.field(default_factory=Stop)
 
   @property
   def region(self) -> int:
@@ -63,13 +73,23 @@ async def open_rollout(
   world: episodes.World,
   says: status.Status,
   stack: contextlib.AsyncExitStack,
+  stop: Stop,
 ) -> Rollout:
   """The state of this process; the stack closes what is open in it."""
   store = await outbox.insist(lambda: kv.open(cfg.store))
   region = index % cfg.regions if cfg.regions > 1 else None
-  route = router.Router(store, seconds=cfg.agent.episode_seconds, region=region)
+  route = router.Router(
+    store,
+    seconds=cfg.rollout.request_seconds,
+    turn_seconds=cfg.rollout.turn_seconds,
+    region=region,
+  )
   await route.open()
   stack.push_async_callback(route.close)
+  if cfg.agent.harness:
+    world.harness = harness.Harness(cfg, world.fmt, world.verifier, route)
+    stack.push_async_callback(world.harness.close)
+    await world.harness.open()
   folder = pathlib.Path(cfg.run_dir)
   own = records.EventLog(str(folder / f'rollout-{index}.jsonl'))
   stack.callback(own.close)
@@ -90,6 +110,7 @@ async def open_rollout(
     own=own,
     attempt=await _attempt(store, index),
     index=index,
+    stop=stop,
   )
 
 

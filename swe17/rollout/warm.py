@@ -9,8 +9,8 @@ import dataclasses
 import random
 
 from swe17 import config, types
-from swe17.agent import scripted
-from swe17.env import library
+from swe17.agent import harness_scripted, scripted
+from swe17.env import library, repair
 from swe17.metrics import status
 from swe17.rollout import admission, episodes, outbox
 from swe17.store import groups as group_store
@@ -28,13 +28,26 @@ async def write(cfg: config.Config, world: episodes.World, says: status.Status) 
   if want and cfg.imitation.practice:
     practice = await asyncio.to_thread(library.practice, world.heldout)
 
+  templates = harness_scripted.Templates(cfg.agent.harness_settings)
+
+  async def of_style(
+    task: types.Task, rng: random.Random, style: scripted.Style, index: int
+  ) -> types.Episode:
+    if cfg.agent.harness:
+      shown = harness_scripted.Scripted(world.fmt, rng, style)
+      env = repair.RepairEnv(task, world.verifier)
+      return await harness_scripted.episode(
+        task, env, shown, world.fmt, templates, cfg.agent, 'scripted', index
+      )
+    agent = scripted.Scripted(world.fmt, rng, style)
+    return await world.episode(task, agent, 'scripted', index, types.Sampling())
+
   async def one(index: int) -> types.Episode:
     rng = random.Random(f'{cfg.seed}/scripted/{index}')
     practises = rng.random() < cfg.imitation.practice
     task = admission.task(practice if practises else world.train, cfg.seed, index)
     style = scripted.PRACTICE if practises else scripted.CLUMSY
-    agent = scripted.Scripted(world.fmt, rng, style)
-    episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
+    episode = await of_style(task, rng, style, index)
     if not practises:
       return episode
     # However it ended, nothing says whether it was good.

@@ -10,6 +10,7 @@ import numpy as np
 
 from swe17 import config, types
 
+STOPS = 8  # ids that may end a turn
 _UINT32 = (1 << 32) - 1
 _INT31 = (1 << 31) - 1
 
@@ -35,8 +36,8 @@ def request(
       f'max_new: got {asked.max_new} after {n} context tokens, want no more than '
       f'{length} in all'
     )
-  if len(asked.stop_ids) > 1:
-    raise ValueError(f'stop_ids: got {len(asked.stop_ids)}, want at most 1')
+  if len(asked.stop_ids) > STOPS:
+    raise ValueError(f'stop_ids: got {len(asked.stop_ids)}, want at most {STOPS}')
   for stop in asked.stop_ids:
     _integer('stop_ids', stop, 0, vocab - 1)
   if len(asked.key) != 2:

@@ -1,11 +1,13 @@
-"""Prefill and decode as pure functions over a fixed set of slots.
+"""Prefill and decode as pure functions over rows of KV pages.
 
-A slot is a row of the KV cache. Decoding runs several steps in one dispatch for all
-slots; a slot that is idle or finished writes nothing (its position lies beyond the
-cache). A token's key is its session's key with the token's position folded in, so what
-is drawn does not depend on which other sequences share the batch.
+Decoding runs several steps in one dispatch for all rows; a row that is idle or finished
+writes nothing (its position lies beyond its pages). Prefilling takes pieces of
+contexts, several of one context if they are in order. A token's key is its session's
+key with the token's position folded in, so what is drawn does not depend on which other
+sequences share the batch.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -25,19 +27,21 @@ class Slots:
   """What each of B slots is about to do.
 
   Attributes:
+    table_BJ: int32, the pages of each, enough for all that it may draw now.
     token_B: int32, the last token of the context, not yet in the cache.
     position_B: int32, its position.
     left_B: int32, tokens still to draw; 0 = idle.
-    stop_B: int32, the id that ends a turn, -1 = none.
+    stop_BX: int32, the ids that end a turn, -1 = none.
     key_B2: uint32, the session's key.
     temperature_B, top_p_B, min_p_B: float32.
     top_k_B: int32 in [1, K].
   """
 
+  table_BJ: jax.Array
   token_B: jax.Array
   position_B: jax.Array
   left_B: jax.Array
-  stop_B: jax.Array
+  stop_BX: jax.Array
   key_B2: jax.Array
   temperature_B: jax.Array
   top_p_B: jax.Array
@@ -46,26 +50,26 @@ class Slots:
 
 
 def prefill(
-  params: p.Params,
+  params: p.Params | p.Unstacked,
   cache: kv.Cache,
   token_BT: jax.Array,
   position_BT: jax.Array,
-  row_B: jax.Array,
+  table_BJ: jax.Array,
   *,
   cfg: config.Model,
 ) -> kv.Cache:
-  """Writes a chunk of context into cache rows. Donate `cache`.
+  """Writes pieces of contexts into their pages. Donate `cache`.
 
-  Padding has a position beyond the cache and writes nothing.
+  Padding has a position beyond the pages and writes nothing.
   """
   _, cache, _ = transformer.apply_cached(
-    params, token_BT, position_BT, cache, row_B, cfg=cfg
+    params, token_BT, position_BT, cache, table_BJ, cfg=cfg
   )
   return cache
 
 
 def decode(
-  params: p.Params,
+  params: p.Params | p.Unstacked,
   cache: kv.Cache,
   slots: Slots,
   *,
@@ -77,7 +81,7 @@ def decode(
 
   Args:
     params: values to compute with.
-    cache: one row a slot.
+    cache: the pages.
     slots: see `Slots`.
     cfg: the model's shape.
     K: width of recorded sets; 0 = no filter, no sets.
@@ -87,14 +91,14 @@ def decode(
     The cache, the slots after it, and the draws with a leading [steps] axis. Entry i
     of a slot is real while the slot was still busy before step i.
   """
-  S = cache.k[0].shape[2]
+  beyond = slots.table_BJ.shape[1] * cache.token.shape[1]
 
   def step(carry: tuple[kv.Cache, Slots], _: None):
     cache, s = carry
     busy_B = s.left_B > 0
-    position_B = jnp.where(busy_B, s.position_B, S)
+    position_B = jnp.where(busy_B, s.position_B, beyond)
     hidden_B1D, cache, _routes = transformer.apply_cached(
-      params, s.token_B[:, None], position_B[:, None], cache, None, cfg=cfg
+      params, s.token_B[:, None], position_B[:, None], cache, s.table_BJ, cfg=cfg
     )
     logits_BV = transformer.logits(params, hidden_B1D)[:, 0]
     fold = jax.vmap(lambda k, i: jax.random.fold_in(jax.random.wrap_key_data(k), i))
@@ -107,7 +111,7 @@ def decode(
       s.top_k_B,
       K,
     )
-    stopped_B = draw.token_B == s.stop_B
+    stopped_B = jnp.any(draw.token_B[:, None] == s.stop_BX, axis=-1)
     left_B = jnp.where(busy_B & ~stopped_B, s.left_B - 1, 0)
     s = dataclasses.replace(
       s,
@@ -121,18 +125,50 @@ def decode(
   return cache, slots, draws
 
 
-@functools.partial(jax.jit, static_argnames='size')
-def routes(
-  routes_BSNK: jax.Array, slot: jax.Array, start: jax.Array, *, size: int
-) -> jax.Array:
-  """`size` rows of a slot's routes [size, N, K], from `start` (or as late as fits)."""
-  _, _, N, K = routes_BSNK.shape
-  return jax.lax.dynamic_slice(routes_BSNK, (slot, start, 0, 0), (1, size, N, K))[0]
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """Compiled for one model and some static sizes; a call may compile for its shape."""
+
+  prefill: Callable[..., kv.Cache]
+  decode: Callable[..., tuple[kv.Cache, Slots, kept_set.Draw]]
+  copy: Callable[..., kv.Cache]
+  routes: Callable[..., jax.Array]
 
 
-def jitted(cfg: config.Model, K: int, steps: int):
-  """(prefill, decode), compiled for this model and these static sizes."""
-  return (
+def jitted(cfg: config.Model, K: int, steps: int) -> Programs:
+  """The programs of an engine; those that write the cache are given it to keep."""
+  return Programs(
     jax.jit(functools.partial(prefill, cfg=cfg), donate_argnums=1),
     jax.jit(functools.partial(decode, cfg=cfg, K=K, steps=steps), donate_argnums=1),
+    jax.jit(kv.copy, donate_argnums=0),
+    jax.jit(lambda routes_PSNK, page_X: routes_PSNK[page_X]),
   )
+
+
+def unstacked(
+  params: p.Params, old: p.Unstacked | None, cfg: config.Model
+) -> p.Unstacked:
+  """Weights as the programs read them quickest. `old` is overwritten, and gone."""
+  spare = _zeros(params, cfg) if old is None else old.layers
+  return p.Unstacked(
+    embed_VD=params.embed_VD,
+    prev_JDD=params.prev_JDD,
+    layers=_layers(params, spare, dtype=cfg.dtype),
+    norm_D=params.norm_D,
+    head_VD=params.head_VD,
+  )
+
+
+def _zeros(params: p.Params, cfg: config.Model) -> tuple[p.Layers, ...]:
+  shapes = jax.eval_shape(p.layers, params)
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, cfg.dtype), shapes)
+
+
+# `old` gives its buffers: kept as an input, the output is written into them.
+@functools.partial(
+  jax.jit, static_argnames='dtype', donate_argnames='old', keep_unused=True
+)
+def _layers(
+  params: p.Params, old: tuple[p.Layers, ...], *, dtype: str
+) -> tuple[p.Layers, ...]:
+  return jax.tree.map(lambda w: w.astype(dtype), p.layers(params))

@@ -120,8 +120,10 @@ def imitate(cfg: config.Config, devices: mesh.Devices) -> p.Params:
   tx = optimizer.make(cfg.optim, imitation.schedule(cfg.imitation))
   state = mesh.state(devices, mesh.init(devices, jax.random.key(cfg.seed)), tx)
   began, losses = time.monotonic(), []
-  for i, (after, metrics) in enumerate(imitation.run(state, shown, cfg, devices), 1):
-    state = after
+  step = imitation.step(cfg, devices, state)
+  for i, batch in enumerate(imitation.batches(shown, cfg), 1):
+    with mesh.scope(devices):
+      state, metrics = step(state, mesh.put(devices, batch))
     losses.append(metrics['trained_loss'])
     if i % 50 == 0 or i == cfg.imitation.steps:
       mean = float(np.mean(jax.device_get(losses[-50:])))

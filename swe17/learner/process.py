@@ -33,6 +33,9 @@ from swe17.sync import plan as plans
 from swe17.sync import publisher
 
 
+_SAID = 10.0  # seconds after which slow steps are told one by one
+
+
 @dataclasses.dataclass
 class Run:
   """Everything alive in this process."""
@@ -139,12 +142,15 @@ def _imitate(run_: Run) -> None:
   episodes.wait(min(cfg.imitation.episodes, 500), run_.stop.is_set)
   if run_.stop.is_set():
     return
-  begun = time.monotonic()
+  run_.status.set('imitating', f'step 1/{cfg.imitation.steps} (compiling)')
+  begun = said = time.monotonic()
   for i, batch in enumerate(imitation.batches(episodes, cfg), 1):
     metrics = run_.jobs.imitate(batch)
     if run_.stop.is_set():
       return
-    if i % 10 == 0 or i == cfg.imitation.steps:
+    slow = time.monotonic() - said > _SAID
+    if i % 10 == 0 or i == cfg.imitation.steps or slow:
+      said = time.monotonic()
       episodes.wait(0, run_.stop.is_set)  # takes in what has arrived since
       loss = float(metrics['trained_loss'])
       run_.status.set(

@@ -32,7 +32,6 @@ from swe17.store import kv
 from swe17.sync import plan as plans
 from swe17.sync import publisher
 
-
 _SAID = 10.0  # seconds after which slow steps are told one by one
 
 

@@ -38,6 +38,7 @@ LEARNER_DEATHS = 3  # in the whole run, of all its processes
 LEARNER = 'learner'
 REFUSED = 2  # exit code of a role (or a run) whose input was refused
 LOST = 3  # exit code of a learner process that ends because another one did
+_SECONDS_TO_NOTICE = 1.0  # for learner processes to say why they end
 _SECONDS_TO_STOP = 4.5  # after Ctrl-C, the report included
 
 
@@ -191,17 +192,12 @@ class Fleet:
 
   def stop(self, grace: float) -> None:
     """SIGTERM to every role, SIGKILL to the groups after `grace` seconds in all."""
-    alive = [c.process for c in self.children if c.process is not None]
-    for popen in alive:
-      popen.terminate()
-    until = time.monotonic() + grace
-    while time.monotonic() < until and any(p.poll() is None for p in alive):
-      time.sleep(0.02)
-    for popen in alive:
-      _kill_group(popen.pid)
-      popen.wait()
     for child in self.children:
-      child.process = None
+      if child.process is not None:
+        child.process.terminate()
+    _wait(self.children, grace)
+    for child in self.children:
+      _reap(child)
     # The killed groups' own children come to us one generation at a time.
     while process.children() - self._before:
       process.end_orphans(self._before)
@@ -240,6 +236,7 @@ class Fleet:
     ended = [child]
     if child.role == LEARNER:
       ended = [c for c in self.children if c.role == LEARNER]
+      _wait(ended, _SECONDS_TO_NOTICE)
       child, code = _first_to_die(ended)
     assert child.process is not None
     pid = child.process.pid
@@ -269,6 +266,14 @@ class Fleet:
     resumed = ' with --resume' if one.role == LEARNER else ''
     again = f'{text}; starting {what} again{resumed} in {pause:g} s'
     self._events.write('restart', role=child.name, text=again)
+
+
+def _wait(children: list[Child], seconds: float) -> None:
+  """Waits until all have ended, `seconds` at most."""
+  until = time.monotonic() + seconds
+  alive = [c.process for c in children if c.process is not None]
+  while time.monotonic() < until and any(p.poll() is None for p in alive):
+    time.sleep(0.02)
 
 
 def _reap(child: Child) -> None:

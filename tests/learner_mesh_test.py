@@ -103,3 +103,36 @@ def test_experts_that_the_mesh_does_not_divide_are_refused_by_name():
   cfg = program.settings(program.MOE, {'expert': 8})
   with pytest.raises(ValueError, match=r'model\.moe\.experts: got 4, want a multiple'):
     mesh.open(cfg, program.VOCAB, jax.devices()[:1])
+
+
+class Device:
+  """Stands in for a device of a process."""
+
+  def __init__(self, process: int):
+    self.process_index = process
+
+
+class Split:
+  """Stands in for a sharding: (process, rows, positions) of each device."""
+
+  def __init__(self, *held: tuple[int, slice, slice]):
+    self._held = held
+
+  def devices_indices_map(self, shape: tuple[int, ...]) -> dict:
+    return {Device(process): index for process, *index in self._held}
+
+
+def test_a_process_gives_the_block_of_rows_and_positions_that_it_holds():
+  top, bottom, left, right = slice(0, 4), slice(4, 8), slice(0, 16), slice(16, None)
+  split = Split((0, top, left), (1, top, right), (0, bottom, left), (1, bottom, right))
+  assert mesh._block(split, (8, 32), 0) == (slice(0, 8), slice(0, 16))
+  assert mesh._block(split, (8, 32), 1) == (slice(0, 8), slice(16, 32))
+  copies = Split((0, top, left), (0, top, left), (1, top, left))
+  assert mesh._block(copies, (8, 32), 1) == (slice(0, 4), slice(0, 16))
+
+
+def test_devices_of_a_process_that_hold_no_block_are_refused():
+  rows = [slice(i, i + 2) for i in (0, 2, 4, 6)]
+  split = Split(*((i % 2, row, slice(None)) for i, row in enumerate(rows)))
+  with pytest.raises(ValueError, match='give every process neighbouring devices'):
+    mesh._block(split, (8, 32), 0)

@@ -56,7 +56,7 @@ def logits(params: p.Params, cfg, token_T: np.ndarray) -> np.ndarray:
   return np.asarray(jax.jit(scored, compiler_options=QUICK)(params))
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', ['qwen2', 'deepseek', 'kimi'])
 def test_a_merged_export_gives_the_same_logits_in_transformers(saved, tmp_path, name):
   _, params, cfg = adapted(saved[name])
   export.export(params, cfg, str(tmp_path / 'out'), dtype='float32')

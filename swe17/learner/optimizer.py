@@ -10,9 +10,9 @@ embedding to Muon, or fuse what must stay apart (a layer, an expert, a head wher
 configured; Q, K and V). A parameter that the table does not name stops the run.
 
 With adapters (model/lora.py) they alone train, and no state is held for the base. Both
-of their matrices get AdamW: a default of ours. Muon would make the update of A as large
-in every direction as in the first, but what counts is A B, and no measurement known to
-us says that this helps.
+of their matrices get AdamW. That is a default of ours: it is what adapters are usually
+trained with, and Muon would orthogonalise A and B each by itself, though what changes
+the model is their product.
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,7 +27,9 @@ Tree = Any
 Adapters = lora.Adapters
 
 _COPY = 0.25  # how strongly a head's output starts as a copy
-_ADAPTERS = 0x10_4A  # folded into the key of initial values for those of adapters
+# Folded into the key of initial values for those of adapters. Above the number of
+# leaves: splitting a key and folding a small number in may give the same keys.
+_ADAPTERS = 0x104A
 
 
 @dataclasses.dataclass(frozen=True)

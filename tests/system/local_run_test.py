@@ -7,8 +7,6 @@ learns their format in seconds and then solves some by luck, which is all the si
 that these tests need.
 """
 
-from collections.abc import Callable
-import dataclasses
 import json
 import os
 import pathlib
@@ -21,148 +19,8 @@ import time
 import pytest
 
 from swe17 import config
-from swe17.env import faults, repair
 from swe17.metrics import records
-from swe17.store import kv
-from swe17.sync import follower, manifest
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-DEADLINE = 240.0  # s; only a hang takes that long
-STEPS, MORE = 6, 6
-SETTINGS = {
-  'steps': STEPS,
-  'agent.max_context': 320,
-  'agent.max_turns': 10,
-  'agent.on_malformed': 'answer',
-  'batch.groups': 3,
-  'batch.micro_rows': 4,
-  'batch.row_length': 320,
-  'checkpoint.every': 2,
-  'imitation.episodes': 160,
-  'imitation.lr': 0.01,
-  'imitation.steps': 90,
-  'model.ffn': 128,
-  'model.head_dim': 32,
-  'model.heads': 2,
-  'model.kv_heads': 1,
-  'model.layers': 2,
-  'model.width': 64,
-  'rollout.eval_samples': 1,
-  'rollout.group_size': 8,
-  'sampler.slots': 8,
-  'sandbox.workers': 1,
-}
-
-
-def easy_table(path: pathlib.Path) -> None:
-  """Writes the rows of one training function and two held-out ones, easiest first."""
-  tasks, _ = repair.read(config.Tasks())
-  cost: dict[tuple[str, str], list[int]] = {}
-  for task in tasks:
-    edits = len(faults.candidates(task.payload['source']))
-    cost.setdefault((task.split, task.unit), []).append(edits)
-  # A dropped line cannot be put back by one edit of it.
-  for task in tasks:
-    if task.payload['kind'] == 'dropped_line':
-      cost[task.split, task.unit].append(1000)
-  easy = sorted(cost, key=lambda unit: (max(cost[unit]), unit))
-  chosen = [u for u in easy if u[0] == 'train'][:1]
-  chosen += [u for u in easy if u[0] == 'heldout'][:2]
-  ids = {task.id for task in tasks if (task.split, task.unit) in chosen}
-  rows = [row for row in repair.read_table(repair.TABLE) if row.id in ids]
-  path.write_text(''.join(json.dumps(dataclasses.asdict(row)) + '\n' for row in rows))
-
-
-class Run:
-  """A run folder and the supervisor that works on it."""
-
-  def __init__(self, folder: pathlib.Path):
-    self.folder = folder
-    self.process: subprocess.Popen[str] | None = None
-
-  def start(self, *flags: str) -> 'Run':
-    argv = [sys.executable, '-m', 'experiments.swe17', f'--run_dir={self.folder}']
-    self.process = subprocess.Popen(
-      [*argv, *flags],
-      cwd=ROOT,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      start_new_session=True,
-    )
-    return self
-
-  def wait_for(self, what: str, ready: Callable[[], bool]) -> None:
-    assert self.process is not None
-    until = time.monotonic() + DEADLINE
-    while not ready():
-      code = self.process.poll()
-      if code is not None:
-        pytest.fail(f'ended with {code} before {what}:\n{self.end()[1]}')
-      if time.monotonic() > until:
-        self.process.kill()
-        pytest.fail(f'no {what} in {DEADLINE:g} s:\n{self.end()[1]}')
-      time.sleep(0.05)
-
-  def end(self) -> tuple[int, str]:
-    """Waits for the exit code and all that was printed."""
-    assert self.process is not None
-    try:
-      text, _ = self.process.communicate(timeout=DEADLINE)
-    except subprocess.TimeoutExpired:
-      self.process.kill()
-      text, _ = self.process.communicate()
-    return self.process.returncode, text
-
-  def kill(self, *words: str) -> int:
-    """SIGKILL to the one process with `words` in its command line; its process id."""
-    (pid,) = self.processes(*words)
-    os.kill(pid, signal.SIGKILL)
-    return pid
-
-  def processes(self, *words: str) -> list[int]:
-    """Processes whose command line names this run folder and `words`."""
-    found = []
-    for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
-      try:
-        argv = path.read_bytes().decode(errors='replace').split('\0')
-      except (FileNotFoundError, ProcessLookupError):
-        continue
-      if f'--run_dir={self.folder}' in argv and all(word in argv for word in words):
-        found.append(int(path.parent.name))
-    return found
-
-  def descendants(self) -> set[int]:
-    """The supervisor's children, theirs, and so on: graders and sandboxes too."""
-    assert self.process is not None
-    parents = {}
-    for path in pathlib.Path('/proc').glob('[0-9]*/stat'):
-      try:
-        fields = path.read_text().rpartition(')')[2].split()
-      except (FileNotFoundError, ProcessLookupError):
-        continue
-      parents[int(path.parent.name)] = int(fields[1])
-    found: set[int] = set()
-    new = {self.process.pid}
-    while new:
-      found |= new
-      new = {pid for pid, parent in parents.items() if parent in found} - found
-    return found
-
-  def rows(self) -> list[dict]:
-    return records.read(str(self.folder))
-
-  def step(self) -> int:
-    rows = self.rows()
-    return rows[-1]['step'] if rows else 0
-
-  def events(self, kind: str, name: str = 'events') -> list[dict]:
-    found = records.read_events(str(self.folder / f'{name}.jsonl'))
-    return [event for event in found if event['kind'] == kind]
-
-  def copy(self, folder: pathlib.Path) -> 'Run':
-    shutil.copytree(self.folder, folder)
-    return Run(folder)
+from tests.system import runs
 
 
 @pytest.fixture(scope='module')
@@ -170,9 +28,9 @@ def finished(tmp_path_factory):
   """A run to its end, one of whose samplers was killed after the first step."""
   folder = tmp_path_factory.mktemp('system')
   table = folder / 'tasks.jsonl'
-  easy_table(table)
-  settings = {**SETTINGS, 'tasks.table': table}
-  run = Run(folder / 'run')
+  runs.easy_table(table)
+  settings = {**runs.SETTINGS, 'tasks.table': table}
+  run = runs.Run(folder / 'run')
   run.start(
     '--config=experiments/configs/quickstart.py',
     *(f'--config.{name}={value}' for name, value in settings.items()),
@@ -181,45 +39,6 @@ def finished(tmp_path_factory):
   run.killed = run.kill('--role=sampler', '--index=0')
   run.code, run.text = run.end()
   return run
-
-
-def check_rows(run: Run, last: int) -> None:
-  """Steps 1 to `last`, none twice, none left out, every key in each row."""
-  rows = run.rows()
-  assert [row['step'] for row in rows] == list(range(1, last + 1))
-  lines = (run.folder / records.FILE).read_text().splitlines()
-  assert all(list(json.loads(line)) == list(records.NAMES) for line in lines)
-  versions = [row['version'] for row in rows]
-  assert versions == sorted(set(versions))
-  for row in rows:
-    assert row['groups_trained'] >= 1
-    assert row['trained_tokens'] > 0
-    assert row['loss'] is not None
-
-
-def check_groups(run: Run) -> None:
-  """What the rows say was used up is what the cursor says: nothing counted twice."""
-  plan = follower.read_plan(kv.open(f'file://{run.folder}/store')).plan
-  rows = run.rows()
-  used = sum(
-    row['groups_trained'] + row['groups_no_signal'] + row['groups_dropped']
-    for row in rows
-  )
-  assert plan['done']
-  assert used == plan['consumed_below'] + len(plan['consumed_rest'])
-
-
-def check_digests(run: Run) -> int:
-  """Every version that a sampler held is, byte for byte, the learner's. How many."""
-  store = kv.open(f'file://{run.folder}/store')
-  published = {e['version']: e['digest'] for e in run.events('version')}
-  held = [e for i in (0, 1) for e in run.events('weights', f'sampler-{i}')]
-  for event in held:
-    version = event['version']
-    if version not in published:  # killed after it published, before it said so
-      published[version] = manifest.read(store, version).digest
-    assert event['digest'] == event['published'] == published[version]
-  return len(held)
 
 
 # --- a run ----------------------------------------------------------------------
@@ -250,13 +69,13 @@ def test_no_process_is_left(finished):
 
 
 def test_rows_are_complete_and_steps_rise_by_one(finished):
-  check_rows(finished, STEPS)
+  runs.check_rows(finished, runs.STEPS)
   times = [row['time'] for row in finished.rows()]
   assert times == sorted(times)
 
 
 def test_every_version_a_sampler_held_has_the_published_digest(finished):
-  assert check_digests(finished) >= STEPS
+  assert runs.check_digests(finished) >= runs.STEPS
 
 
 def test_at_equal_versions_the_mismatch_is_at_the_numeric_floor(finished):
@@ -267,7 +86,7 @@ def test_at_equal_versions_the_mismatch_is_at_the_numeric_floor(finished):
 
 
 def test_no_group_is_trained_twice(finished):
-  check_groups(finished)
+  runs.check_groups(finished)
 
 
 def test_staleness_stays_within_its_bound(finished):
@@ -288,28 +107,19 @@ def test_the_last_checkpoint_evaluated_by_hand_gives_the_runs_own_numbers(finish
   done = subprocess.run(
     [*argv, '--samples=1'],
     check=False,
-    cwd=ROOT,
+    cwd=runs.ROOT,
     capture_output=True,
     text=True,
-    timeout=DEADLINE,
+    timeout=runs.DEADLINE,
   )
   assert done.returncode == 0, done.stdout + done.stderr
-  assert f'checkpoint of step {STEPS}' in done.stdout
+  assert f'checkpoint of step {runs.STEPS}' in done.stdout
   found = json.loads(done.stdout.splitlines()[-1])
   own = json.loads((finished.folder / 'evals/after.json').read_text())
   # Equal weights, tasks, filters and seeds: equal draws.
   for name in ('pass_at_1', 'n_tasks', 'n_functions', 'samples', 'tokens', 'turns'):
     assert found[name] == own[name], name
-  assert (found['split'], found['step']) == ('heldout', STEPS)
-
-
-def change(run: Run, **values: object) -> None:
-  """Edits the settings that the run is gone on with."""
-  path = run.folder / 'config.json'
-  document = json.loads(path.read_text())
-  for name, value in values.items():
-    document[name]['value'] = value
-  path.write_text(json.dumps(document))
+  assert (found['split'], found['step']) == ('heldout', runs.STEPS)
 
 
 # --- on copies of its folder ----------------------------------------------------
@@ -319,10 +129,10 @@ def change(run: Run, **values: object) -> None:
 def stopped(finished, tmp_path_factory):
   """The run gone on with as the ablation `no_replay`, and Ctrl-C after a step of it."""
   run = finished.copy(tmp_path_factory.mktemp('stopped') / 'run')
-  change(run, **{'loss.replay': False})
+  runs.change(run, **{'loss.replay': False})
   shutil.rmtree(run.folder / 'store' / 'groups')  # drawn by earlier versions
-  run.start('--resume', f'--config.steps={STEPS + MORE}')
-  run.wait_for('a further step', lambda: run.step() > STEPS)
+  run.start('--resume', f'--config.steps={runs.STEPS + runs.MORE}')
+  run.wait_for('a further step', lambda: run.step() > runs.STEPS)
   run.descended = run.descendants()
   os.kill(run.process.pid, signal.SIGINT)
   began = time.monotonic()
@@ -344,8 +154,8 @@ def test_ctrl_c_leaves_no_process_within_five_seconds(stopped):
 
 def test_without_replay_the_mean_ratio_is_the_mean_kept_mass(stopped):
   """Its first step trains on groups of its own version only."""
-  row = stopped.rows()[STEPS]
-  assert (row['step'], row['staleness_max']) == (STEPS + 1, 0)
+  row = stopped.rows()[runs.STEPS]
+  assert (row['step'], row['staleness_max']) == (runs.STEPS + 1, 0)
   assert row['kept_mass'] < 0.998
   # Far closer than the 1 % that is promised: with a mass near 1 that says little.
   assert abs(row['ratio_mean'] - row['kept_mass']) < 0.02 * (1 - row['kept_mass'])
@@ -353,16 +163,16 @@ def test_without_replay_the_mean_ratio_is_the_mean_kept_mass(stopped):
 
 def test_a_resumed_run_outlives_a_killed_learner_without_a_repeat_or_a_gap(stopped):
   run, at = stopped, stopped.stopped_at
-  assert STEPS < at < STEPS + MORE
+  assert runs.STEPS < at < runs.STEPS + runs.MORE
   resumes = len(run.events('resume'))
   run.start('--resume')
   run.wait_for('the next step', lambda: run.step() > at)
   killed = run.kill('--role=learner')
   code, text = run.end()
   assert code == 0, text
-  check_rows(run, STEPS + MORE)
-  check_groups(run)
-  check_digests(run)
+  runs.check_rows(run, runs.STEPS + runs.MORE)
+  runs.check_groups(run)
+  runs.check_digests(run)
   assert len(run.events('resume')) == resumes + 2
   first, second = run.events('resume')[-2:]
   assert first['text'] == f'learner resumed at step {at}'
@@ -381,10 +191,38 @@ def test_a_learner_killed_before_its_first_checkpoint_makes_its_start_anew(
   run = finished.copy(tmp_path / 'run')
   shutil.rmtree(run.folder / 'checkpoints')
   (run.folder / records.FILE).unlink()
-  change(run, **{'imitation.steps': 1, 'steps': 0})
+  runs.change(run, **{'imitation.steps': 1, 'steps': 0})
   newest = run.events('version')[-1]['version']
   code, text = run.start('--role=learner', '--resume').end()
   assert code == 0, text
   made = [e for e in run.events('version') if e['version'] > newest]
   assert [e['version'] for e in made][:1] == [newest + 1]
   assert made[0]['step'] == 0
+
+
+def test_two_learner_processes_go_on_with_a_run_and_outlive_one_that_is_killed(
+  finished, tmp_path, monkeypatch
+):
+  """The same weights, split in two; then Ctrl-C."""
+  # Each start of the second process compiles: what it compiles is not kept on CPUs.
+  quick = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+  monkeypatch.setenv('XLA_FLAGS', quick)
+  run = finished.copy(tmp_path / 'run')
+  flags = {'steps': runs.STEPS + 4, 'sampler.processes': 1, 'tasks.verify': False}
+  flags |= {'mesh.fsdp': 2, 'mesh.processes': 2}
+  run.start('--resume', *(f'--config.{name}={value}' for name, value in flags.items()))
+  run.wait_for('a step of two processes', lambda: run.step() > runs.STEPS)
+  killed = run.kill('--role=learner', '--index=1')
+  run.wait_for('a restart', lambda: len(run.events('restart')) > 1)
+  at = run.step()
+  run.wait_for('another step', lambda: run.step() > at)
+  os.kill(run.process.pid, signal.SIGINT)
+  code, text = run.end()
+  assert code == 130, text
+  assert run.processes() == []
+  runs.check_rows(run, run.step())
+  runs.check_digests(run)
+  event = run.events('restart')[-1]
+  assert event['role'] == 'learner-1'
+  assert f'pid {killed}' in event['text']
+  assert 'starting all 2 learner processes again with --resume' in event['text']

@@ -32,6 +32,7 @@ print(json.dumps({**got, 'cores': sorted(os.sched_getaffinity(0)), 'total': tota
 def prepared(role: str, index: int, tmp_path: pathlib.Path, **env: str) -> dict:
   argv = [sys.executable, '-c', CODE, role, str(index), str(tmp_path / 'runs' / 'one')]
   env = {**os.environ, 'XDG_CACHE_HOME': str(tmp_path / 'cache'), **env}
+  del env['JAX_COMPILATION_CACHE_DIR']  # that of the tests
   done = subprocess.run(
     argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False
   )

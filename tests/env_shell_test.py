@@ -142,7 +142,7 @@ def test_tools_in_the_shell_answer_as_those_of_the_loop(backend):
 
   async def both():
     def commands(gold, task):
-      return ['view', "edit «1» ' >= ' && run_tests", 'undo', 'undo', "edit «99» ' < '"]
+      return ['view', "edit «1»' >= ' && run_tests", 'undo', 'undo', "edit «99» ' < '"]
 
     answers, outcome, env, task = await _episode(backend, commands)
     graders = grader.Graders(CFG)

@@ -29,7 +29,7 @@ from swe17 import config, types
 from swe17.env import functions, grader, repair, sandbox, shell, shell_tools
 
 PROMPT = (
-  '{task} It is in solution.py. Commands: view, edit PLACE TEXT, undo, run_tests.'
+  '{task} It is in solution.py. Commands: view, edit PLACE"TEXT", undo, run_tests.'
 )
 _PROCESSES = 32  # of one command
 # Names that reach beyond what a module's own code can see.

@@ -207,3 +207,10 @@ def test_a_faulty_module_parses_and_keeps_its_other_functions():
   scope: dict = {'__name__': payload['module']}
   exec(compile(text, str(file), 'exec'), scope)
   assert callable(scope[payload['function']]) and 'heappush' in scope
+
+
+def test_what_an_import_runs_is_told_from_what_it_only_defines():
+  assert '_siftup' not in functions.run_at_import('heapq')
+  assert '_count_to_size' not in functions.run_at_import('bisect')
+  # Called by methods of a class that the module makes an instance of.
+  assert '_div_nearest' in functions.run_at_import('_pydecimal')

@@ -142,7 +142,7 @@ def test_tools_in_the_shell_answer_as_those_of_the_loop(backend):
 
   async def both():
     def commands(gold, task):
-      return ['view', "edit «1» ' >= ' && run_tests", 'undo', 'undo', "edit «99» ' < '"]
+      return ['view', "edit «1»' >= ' && run_tests", 'undo', 'undo', "edit «99» ' < '"]
 
     answers, outcome, env, task = await _episode(backend, commands)
     graders = grader.Graders(CFG)
@@ -207,3 +207,10 @@ def test_a_faulty_module_parses_and_keeps_its_other_functions():
   scope: dict = {'__name__': payload['module']}
   exec(compile(text, str(file), 'exec'), scope)
   assert callable(scope[payload['function']]) and 'heappush' in scope
+
+
+def test_what_an_import_runs_is_told_from_what_it_only_defines():
+  assert '_siftup' not in functions.run_at_import('heapq')
+  assert '_count_to_size' not in functions.run_at_import('bisect')
+  # Called by methods of a class that the module makes an instance of.
+  assert '_div_nearest' in functions.run_at_import('_pydecimal')

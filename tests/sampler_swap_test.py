@@ -138,6 +138,9 @@ def test_the_same_prefix_after_a_publish_draws_as_a_cold_sampler_does(start, pub
   cold = draw(start(), 'x')
   assert (old.version_T == 0).all() and (new.version_T == 1).all()
   np.testing.assert_array_equal(new.token_T, cold.token_T)
+  # Weights that came through the store stand on their device for good, unlike arrays
+  # that merely happen to: no program may be compiled again for them.
+  assert warm.engine.counters()['compilations'] == 0
   np.testing.assert_allclose(new.logp_T, cold.logp_T, atol=1e-5)
   assert old.token_T.tolist() != new.token_T.tolist()
   # Also by a name that was used before, for the same prompt: an evaluation run again.

@@ -4,8 +4,8 @@ It stands where a sampler does, as scripted.py's does for our own loop, and is a
 in the same ways. A turn is a word about what it suspects, and one call of `bash`:
 
   look        view
-  comparison  edit «2» ' <= ' && run_tests      or, untested: edit, then submit
-  operator    undo && edit «4» ' - ' && run_tests    after 'failed 2 of 6'
+  comparison  edit «2»' <= ' && run_tests       or, untested: edit, then submit
+  operator    undo && edit «4»' - ' && run_tests     after 'failed 2 of 6'
   done        echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT    after 'passed 6 of 6'
 
 `play` answers these commands by repair.RepairEnv, as the shell would (shell_tools.py):
@@ -28,7 +28,7 @@ import yaml
 from swe17 import config, types
 from swe17.agent import episode as episodes
 from swe17.agent import formats, mini_swe_agent, record, scripted
-from swe17.env import anchors, repair, repair_shell
+from swe17.env import anchors, repair, repair_shell, shell_tools
 
 SUBMIT = f'echo {mini_swe_agent.MARK}'
 BASH = {
@@ -106,7 +106,13 @@ def steps(command: str) -> list[list[str]]:
       parts.append([])
     else:
       parts[-1].append(word)
-  return parts
+  return [_whole(part) for part in parts]
+
+
+def _whole(words: list[str]) -> list[str]:
+  if words[:1] == ['edit']:
+    return ['edit', *shell_tools.place_and_text(words[1:])]
+  return words
 
 
 def _read(fmt: formats.Format, messages: list[tuple[str, str]]) -> _Seen:
@@ -169,7 +175,7 @@ def _turn(rng: random.Random, style: scripted.Style, seen: _Seen) -> tuple[str, 
 
 
 def _edit(at: str, new: str) -> str:
-  return f'edit {at} {quote(new)}'
+  return f'edit {at}{quote(new)}'
 
 
 # --- whole conversations, without a shell -----------------------------------------

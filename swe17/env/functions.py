@@ -63,6 +63,44 @@ def _module_file(module: str) -> pathlib.Path | None:
   return None
 
 
+@functools.lru_cache(maxsize=256)
+def run_at_import(module: str) -> frozenset[str]:
+  """Functions and classes that the import of a module may call; rather too many."""
+  tree = ast.parse(_module_source(module))
+  bodies = {
+    node.name: node
+    for node in tree.body
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+  }
+  seen: set[str] = set()
+  todo = set().union(*(_called(node, whole=False) for node in tree.body))
+  while todo:
+    name = todo.pop()
+    if name not in seen and name in bodies:
+      todo |= _called(bodies[name], whole=True)
+    seen.add(name)
+  return frozenset(seen)
+
+
+def _called(node: ast.AST, *, whole: bool) -> set[str]:
+  """Names in the calls of a statement; with `whole` in the functions it defines too."""
+  found: set[str] = set()
+  waiting: list[ast.AST] = [node]
+  while waiting:
+    here = waiting.pop()
+    calls: list[ast.AST] = [here] if isinstance(here, ast.Call) else []
+    parts = list(ast.iter_child_nodes(here))
+    if isinstance(here, ast.FunctionDef | ast.AsyncFunctionDef):
+      calls += here.decorator_list
+      parts = parts if whole else [*here.decorator_list, here.args]
+    elif isinstance(here, ast.If) and '__main__' in ast.unparse(here.test):
+      parts = here.orelse
+    for call in calls:
+      found |= {each.id for each in ast.walk(call) if isinstance(each, ast.Name)}
+    waiting += parts
+  return found
+
+
 def with_source(module: str, function: str, source: str) -> tuple[pathlib.Path, str]:
   """(file, text) of a module in which one function has another source.
 

@@ -29,7 +29,7 @@ from swe17 import config, types
 from swe17.env import functions, grader, repair, sandbox, shell, shell_tools
 
 PROMPT = (
-  '{task} It is in solution.py. Commands: view, edit PLACE TEXT, undo, run_tests.'
+  '{task} It is in solution.py. Commands: view, edit PLACE"TEXT", undo, run_tests.'
 )
 _PROCESSES = 32  # of one command
 # Names that reach beyond what a module's own code can see.
@@ -67,12 +67,17 @@ def usable(tasks: Sequence[types.Task]) -> tuple[list[types.Task], dict[str, str
   """(tasks that a shell can be given, set-aside id -> reason).
 
   Set aside are those in a module that the sandbox's own Python programs import: with a
-  fault in it they would not run, without it they would show the original.
+  fault in it they would not run, without it they would show the original. And those
+  whose module calls the function when it is imported.
   """
   _other_libraries()  # looked for now, since it takes seconds, not in an episode
-  taken = _imported()
-  reason = 'the programs of the sandbox import the module'
-  aside = {task.id: reason for task in tasks if task.payload['module'] in taken}
+  taken, aside = _imported(), {}
+  for task in tasks:
+    module, function = task.payload['module'], task.payload['function']
+    if module in taken:
+      aside[task.id] = 'the programs of the sandbox import the module'
+    elif function in functions.run_at_import(module):
+      aside[task.id] = 'the module runs the function when it is imported'
   return [task for task in tasks if task.id not in aside], aside
 
 

@@ -1,14 +1,15 @@
 """Commands that an agent's shell finds on its path, for tasks that repair a function.
 
   view             the code in solution.py, every place that can be edited behind «..»
-  edit «2» ' < '   writes a text in such a place
+  edit «2»' < '    writes a text in such a place; the text may be a word of its own
   undo             takes back the last edit
   run_tests        runs the visible cases of tests.json on solution.py
 
 An agent may as well use cat, sed or Python: these only make edits short enough for a
 small model. They answer in the words of the tools in repair.py. `edit` and `undo`
 remember in .edits.json which place has which name, as long as nobody else changes the
-file.
+file. A place and its text stand together, since what follows a name in the view is what
+follows it here: that is how a small model finds out what to write.
 
 This file runs inside the sandbox and imports the standard library only.
 """
@@ -31,15 +32,17 @@ _BYTES = 1 << 20  # of one result
 
 def main(name: str, *arguments: str) -> None:
   """Runs a command and exits as it should: 0 done, 1 not done, 2 misused."""
-  commands: dict[str, tuple[int, Callable[..., tuple[str, int]]]] = {
-    'view': (0, _view),
-    'edit': (2, _edit),
-    'undo': (0, _undo),
-    'run_tests': (0, _run_tests),
+  commands: dict[str, Callable[..., tuple[str, int]]] = {
+    'view': _view,
+    'edit': _edit,
+    'undo': _undo,
+    'run_tests': _run_tests,
   }
-  count, run = commands[name]
-  if len(arguments) != count:
-    print(f'{name}: want {count} arguments, got {len(arguments)}')
+  run = commands[name]
+  if name == 'edit':
+    arguments = place_and_text(arguments)
+  if len(arguments) != 2 * (name == 'edit'):
+    print(f'{name}: want {"PLACE TEXT" if name == "edit" else "no argument"}')
     sys.exit(2)
   try:
     text, code = run(*arguments)
@@ -47,6 +50,14 @@ def main(name: str, *arguments: str) -> None:
     text, code = f'{name}: {type(error).__name__}: {error}', 1
   print(text)
   sys.exit(code)
+
+
+def place_and_text(words: Sequence[str]) -> tuple[str, ...]:
+  """The arguments of `edit`, where place and text are one word or two."""
+  if len(words) == 1 and '»' in words[0]:
+    place, mark, text = words[0].partition('»')
+    return place + mark, text
+  return tuple(words)
 
 
 def _read(name: str) -> str:
@@ -112,6 +123,7 @@ def _undo() -> tuple[str, int]:
 def _run_tests() -> tuple[str, int]:
   """Every case in one child, which a loop without end cannot outlive."""
   tests = json.loads(_read(TESTS))
+  importlib.import_module(tests['module'])  # now: only the cases are timed
   read, write = os.pipe()
   pid = os.fork()
   if pid == 0:
@@ -146,7 +158,7 @@ def _function(tests: dict) -> tuple[Callable | None, str]:
   name = tests['function']
   try:
     code = compile(_read(SOLUTION), SOLUTION, 'exec')
-    scope = dict(vars(importlib.import_module(tests['module'])))
+    scope = dict(vars(sys.modules[tests['module']]))
     scope.pop(name, None)
     exec(code, scope)
   except BaseException as error:

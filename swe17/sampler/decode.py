@@ -161,7 +161,8 @@ def unstacked(
 
 def _zeros(params: p.Params, cfg: config.Model) -> tuple[p.Layers, ...]:
   shapes = jax.eval_shape(p.layers, params)
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, cfg.dtype), shapes)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, cfg.dtype), shapes)
+  return jax.device_put(zeros, jax.devices()[0])  # committed, as `old` will be
 
 
 # `old` gives its buffers: kept as an input, the output is written into them.

@@ -58,7 +58,9 @@ class Device:
       self._programs.prefill,
       self._programs.decode,
     )
-    self.cache = kv.init(model, pages, cfg.page)
+    # Committed to its device, as what a program returns is: a program that is given
+    # the one and later the other is compiled twice.
+    self.cache = jax.device_put(kv.init(model, pages, cfg.page), jax.devices()[0])
     self._pages = pages
     # On CPU a program that slices stacked layers copies them at every dispatch.
     self._apart = jax.default_backend() == 'cpu'

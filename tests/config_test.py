@@ -211,6 +211,8 @@ OTHER = {
   'model.moe.quantise': 'weights', 'model.moe.router': 'sigmoid',
   'model.lora.targets': 'q,v', 'mesh.coordinator': 'learner-0:1234',
   'agent.max_context': config.Agent().max_context - 1,
+  'agent.harness': 'command: true', 'sampler.on_swap': 'drain',
+  'sampler.decode_widths': str(max(config.Sampler().slots // 2, 1)),
 }  # fmt: skip
 # Settings that alone have one allowed value: all others must be refused, by name.
 ONE_VALUE = {
@@ -224,6 +226,9 @@ def another(name: str, tmp_path: pathlib.Path):
   if name == 'tasks.table':
     (tmp_path / 'table.json').touch()
     return str(tmp_path / 'table.json')
+  if name == 'agent.harness_settings':
+    (tmp_path / 'agent.yaml').touch()
+    return str(tmp_path / 'agent.yaml')
   if name in OTHER:
     return OTHER[name]
   if isinstance(value, bool):

@@ -1,5 +1,6 @@
 """Attention against plain NumPy in float64, and its own backward pass."""
 
+from hypothesis import given, settings, strategies
 import jax
 from jax import test_util
 import jax.numpy as jnp
@@ -12,11 +13,21 @@ from tests import fixtures
 B, T, Q, C, H = 2, 7, 4, 2, 6
 _packed = jax.jit(attention.packed, static_argnums=4)
 _cached = jax.jit(attention.cached)
+_needed = jax.jit(attention.needed)
 SEGMENT = np.int32([[1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 0, 0]])
+PREFIX = np.int32([[0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0, 0]])
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
   return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def seen(segment: np.ndarray, prefix: np.ndarray | None = None) -> np.ndarray:
+  """bool [B, T, S]: earlier keys of the query's segment or of its prefix."""
+  see = segment[:, :, None] == segment[:, None]
+  if prefix is not None:
+    see |= (prefix[:, :, None] == segment[:, None]) & (prefix[:, :, None] > 0)
+  return see & np.tril(np.ones((segment.shape[1],) * 2, bool))
 
 
 def attention64(q, k, v, mask) -> np.ndarray:
@@ -93,19 +104,50 @@ def test_a_query_beyond_the_pages_gives_no_nan_and_makes_nobody_look_further():
 def test_packed_attention_is_causal_within_segments_for_any_chunk(chunk):
   q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
   segment = np.int32([[1, 1, 1, 2, 2, 2, 2], [1, 2, 3, 3, 3, 3, 3]])
-  causal = np.tril(np.ones((T, T), bool))
-  mask = causal & (segment[:, :, None] == segment[:, None])
   got = _packed(q, k, v, segment, chunk)
-  np.testing.assert_allclose(got, attention64(q, k, v, mask), atol=1e-5)
+  np.testing.assert_allclose(got, attention64(q, k, v, seen(segment)), atol=1e-5)
 
 
-@pytest.mark.parametrize('chunk', [1, 3, 7, 100])
-def test_the_backward_pass_equals_the_derivative_of_the_plain_form(chunk):
+def test_a_query_sees_its_prefix_and_no_other_segment():
+  q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
+  got = np.asarray(_packed(q, k, v, SEGMENT, 2, PREFIX))
+  want = attention64(q, k, v, seen(SEGMENT, PREFIX))
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(strategies.integers(0, 2**32 - 1), strategies.booleans())
+def test_no_block_is_left_out_that_a_query_sees(seed, in_order):
+  rng = np.random.default_rng(seed)
+  segment = rng.integers(0, 6, (2, 24)).astype(np.int32)
+  if in_order:
+    segment = np.sort(segment, axis=1)
+  prefix = np.where(segment > 3, rng.integers(0, 4, (2, 24)), 0).astype(np.int32)
+  blocks = [x.reshape(2, 6, 4).swapaxes(0, 1) for x in (segment, prefix)]
+  key, count = (np.asarray(x) for x in _needed(*blocks))
+  see = seen(segment, prefix).any(0).reshape(6, 4, 6, 4).any((1, 3))
+  for i in range(6):
+    found = key[i, : count[i]].tolist()
+    assert set(np.flatnonzero(see[i])) <= set(found)
+    assert found == sorted(set(found)) and found[-1] == i
+
+
+def test_blocks_of_other_segments_are_skipped():
+  # A prompt of 2 blocks with two tails of 1 and 2, then a segment of 1, and padding.
+  segment = np.repeat([[1, 2, 3, 4, 0]], [8, 4, 8, 4, 4], axis=1)
+  prefix = np.repeat([[0, 1, 1, 0, 0]], [8, 4, 8, 4, 4], axis=1)
+  blocks = [jnp.asarray(x.reshape(7, 1, 4), jnp.int32) for x in (segment, prefix)]
+  key, count = attention.needed(*blocks)
+  want = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5], [6]]
+  assert [k[:c].tolist() for k, c in zip(np.asarray(key), count, strict=True)] == want
+
+
+@pytest.mark.parametrize('chunk, prefix', [(1, None), (3, PREFIX), (100, PREFIX)])
+def test_the_backward_pass_equals_the_derivative_of_the_plain_form(chunk, prefix):
   """JAX derives the gradient of the plain form."""
   q, k, v = normal(B, T, Q, H), normal(B, T, C, H), normal(B, T, C, H, seed=1)
   weight = jnp.asarray(normal(B, T, Q, H, seed=2))
-  causal = np.tril(np.ones((T, T), bool))
-  mask = causal & (SEGMENT[:, :, None] == SEGMENT[:, None])
+  mask = seen(SEGMENT, prefix)
 
   def plain(q, k, v):
     k, v = (jnp.repeat(x, Q // C, axis=2) for x in (k, v))
@@ -114,7 +156,7 @@ def test_the_backward_pass_equals_the_derivative_of_the_plain_form(chunk):
     return jnp.sum(jnp.einsum('BQTS,BSQH->BTQH', weigh, v) * weight)
 
   def ours(q, k, v):
-    return jnp.sum(attention.packed(q, k, v, SEGMENT, chunk) * weight)
+    return jnp.sum(attention.packed(q, k, v, SEGMENT, chunk, prefix) * weight)
 
   args = tuple(map(jnp.asarray, (q, k, v)))
   want = jax.jit(jax.grad(plain, (0, 1, 2)))(*args)
@@ -129,13 +171,14 @@ def test_the_backward_pass_equals_finite_differences():
   )
   segment = np.int32([[1, 1, 1, 2]])
   test_util.check_grads(
-    lambda q, k, v: attention.packed(q, k, v, segment, 2), args, 1, ['rev'], 2e-2, 2e-2
+    lambda q, k, v: _packed(q, k, v, segment, 2), args, 1, ['rev'], 2e-2, 2e-2
   )
 
 
 def test_scores_that_overflow_when_exponentiated_give_finite_gradients():
   q, k = 1e3 * normal(B, T, Q, H), 1e3 * normal(B, T, C, H)
-  grads = jax.grad(lambda q, k: _packed(q, k, k, SEGMENT, 3).sum(), (0, 1))(q, k)
+  of = jax.jit(jax.grad(lambda q, k: _packed(q, k, k, SEGMENT, 3).sum(), (0, 1)))
+  grads = of(q, k)
   assert all(np.isfinite(np.asarray(g)).all() for g in grads)
 
 

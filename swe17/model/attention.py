@@ -1,9 +1,10 @@
 """Grouped-query attention: over packed rows for training, over a cache for serving.
 
-Both compute softmax(q k^T / sqrt(H)) v. The packed form goes through the queries chunk
-by chunk and keeps only the output and its log-normaliser for the backward pass, which
-computes the probabilities again: memory is linear in T, and on CPU the gradient takes
-half the time of the one that JAX derives (FlashAttention, arXiv:2205.14135).
+Both compute softmax(q k^T / sqrt(H)) v. The packed form goes through blocks of queries
+and, for each, the blocks of keys that it may see, with an online softmax; only the
+output and its log-normaliser are kept for the backward pass, which computes the
+probabilities again (FlashAttention, arXiv:2205.14135). Memory is linear in T, and work
+is that of the segments and prefixes of a row, not of the row.
 """
 
 import functools
@@ -77,13 +78,10 @@ def packed(
   chunk: int,
   prefix_BT: jax.Array | None = None,
 ) -> jax.Array:
-  """Causal attention within segments of packed rows, `chunk` queries at a time.
+  """Causal attention within segments of packed rows, in blocks of `chunk` positions.
 
   Values may have other dimensions (U) than queries and keys. A query also sees the
   segment `prefix_BT` of its row, which lies before its own; 0: none.
-
-  A chunk looks only at keys up to its own end, so what lies above the diagonal is
-  mostly not computed.
   """
   return _forward(q_BTQH, k_BTCH, v_BTCU, segment_BT, chunk, prefix_BT)[0]
 
@@ -100,6 +98,36 @@ def visible(
     return see_Bts
   prefix_Bt = jnp.where(prefix_Bt > 0, prefix_Bt, -1)
   return see_Bts | (prefix_Bt[:, :, None] == key_Bs[:, None, :])
+
+
+def needed(
+  segment_nBt: jax.Array, prefix_nBt: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Blocks of keys that each of n blocks of queries may see, in their order.
+
+  Found from the least and the largest segment of a block: none is left out that
+  `visible` would see, whatever the order of segments; where they lie in order, few are
+  too many.
+
+  Returns:
+    (key_nn, count_n), int32: the first count_n[i] of key_nn[i] are the blocks of i.
+  """
+  n, far = segment_nBt.shape[0], jnp.iinfo(jnp.int32).max
+  # Padding lies at the end, beyond every segment.
+  own_nBt = jnp.where(segment_nBt > 0, segment_nBt, far)
+  low_nB, high_nB = jnp.min(own_nBt, axis=-1), jnp.max(own_nBt, axis=-1)
+
+  def meet(first_nB: jax.Array, last_nB: jax.Array) -> jax.Array:
+    over_nnB = (first_nB[:, None] <= high_nB[None]) & (low_nB[None] <= last_nB[:, None])
+    return jnp.any(over_nnB, axis=-1)
+
+  see_nn = meet(low_nB, high_nB)
+  if prefix_nBt is not None:
+    first_nB = jnp.min(jnp.where(prefix_nBt > 0, prefix_nBt, far), axis=-1)
+    see_nn |= meet(first_nB, jnp.max(prefix_nBt, axis=-1))
+  see_nn &= jnp.arange(n)[:, None] >= jnp.arange(n)[None, :]
+  key_nn = jnp.argsort(~see_nn, axis=1, stable=True)
+  return key_nn.astype(jnp.int32), jnp.sum(see_nn, axis=1, dtype=jnp.int32)
 
 
 def _float32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -121,24 +149,56 @@ def _ungrouped(x_BCXH: jax.Array, T: int) -> jax.Array:
   return jnp.moveaxis(x_BCGTH, 3, 1).reshape(B, T, C * (X // T), H)
 
 
+def _cut(x: jax.Array, block: int) -> jax.Array:
+  """[B, T, ..] -> [n, B, block, ..], zeros after the end."""
+  B, T = x.shape[:2]
+  x = jnp.pad(x, ((0, 0), (0, -T % block), *((0, 0),) * (x.ndim - 2)))
+  return jnp.moveaxis(x.reshape(B, -1, block, *x.shape[2:]), 1, 0)
+
+
+def _joined(x: jax.Array, T: int) -> jax.Array:
+  """The inverse of `_cut`."""
+  x = jnp.moveaxis(x, 0, 1)
+  return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :T]
+
+
+def _queries(x_BTQH: jax.Array, C: int, block: int) -> jax.Array:
+  """Blocks of `_grouped` queries, [n, B, C, X, H]."""
+  return jax.vmap(functools.partial(_grouped, C=C))(_cut(x_BTQH, block))
+
+
+def _keys(x_BTCH: jax.Array, block: int) -> jax.Array:
+  """Blocks of keys or values with heads before positions, [n, B, C, S, H]."""
+  return jnp.swapaxes(_cut(x_BTCH, block), 2, 3)
+
+
+def _at(x: jax.Array, i: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def _put(x: jax.Array, new: jax.Array, i: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_index_in_dim(x, new.astype(x.dtype), i, 0)
+
+
 def _scores(
   q_BCXH: jax.Array,
   k_BCSH: jax.Array,
-  segment_BT: jax.Array,
-  prefix_BT: jax.Array | None,
-  start: int,
-  end: int,
+  places: tuple[jax.Array, jax.Array | None],
+  i: jax.Array,
+  j: jax.Array,
 ) -> jax.Array:
-  """Masked scores of the queries [start, end) against the keys [0, end)."""
+  """Masked scores of the queries of block i against the keys of block j."""
+  segment_nBt, prefix_nBt = places
   B, C, X, _ = q_BCXH.shape
-  causal_TS = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None, :]
-  prefix_Bt = None if prefix_BT is None else prefix_BT[:, start:end]
-  see_BTS = visible(segment_BT[:, start:end], segment_BT[:, :end], prefix_Bt)
-  mask_BTS = see_BTS & causal_TS[None]
+  size = segment_nBt.shape[-1]
+  at = jnp.arange(size)
+  causal_ts = (i * size + at)[:, None] >= (j * size + at)[None, :]
+  prefix_Bt = None if prefix_nBt is None else _at(prefix_nBt, i)
+  see_Bts = visible(_at(segment_nBt, i), _at(segment_nBt, j), prefix_Bt)
+  see_Bts &= causal_ts[None]
   score_BCXS = _float32('BCXH,BCSH->BCXS', q_BCXH, k_BCSH)
-  score_BCGTS = score_BCXS.reshape(B, C, -1, end - start, end)
-  score_BCGTS = jnp.where(mask_BTS[:, None, None], score_BCGTS, _NEVER)
-  return score_BCGTS.reshape(B, C, X, end)
+  score_BCGts = score_BCXS.reshape(B, C, X // size, size, size)
+  return jnp.where(see_Bts[:, None, None], score_BCGts, _NEVER).reshape(B, C, X, size)
 
 
 def _forward(
@@ -149,62 +209,97 @@ def _forward(
   chunk: int,
   prefix_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple]:
-  T, C = k_BTCH.shape[1:3]
-  scale = (1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))).astype(q_BTQH.dtype)
-  k_BCTH, v_BCTU = jnp.swapaxes(k_BTCH, 1, 2), jnp.swapaxes(v_BTCU, 1, 2)
-  outs, norms = [], []
-  for start in range(0, T, chunk):
-    end = min(start + chunk, T)
-    q_BCXH = _grouped(q_BTQH[:, start:end], C) * scale
-    k_BCSH = k_BCTH[:, :, :end]
-    score_BCXS = _scores(q_BCXH, k_BCSH, segment_BT, prefix_BT, start, end)
-    top_BCX1 = jnp.max(score_BCXS, axis=-1, keepdims=True)
-    weight_BCXS = jnp.exp(score_BCXS - top_BCX1)
-    sum_BCX1 = jnp.sum(weight_BCXS, axis=-1, keepdims=True)
-    weight_BCXS = weight_BCXS.astype(v_BCTU.dtype)
-    out_BCXU = _float32('BCXS,BCSU->BCXU', weight_BCXS, v_BCTU[:, :, :end])
-    out_BCXU = (out_BCXU / sum_BCX1).astype(q_BTQH.dtype)
-    outs.append(_ungrouped(out_BCXU, end - start))
-    norms.append(top_BCX1 + jnp.log(sum_BCX1))
-  out_BTQU = jnp.concatenate(outs, axis=1)
-  return out_BTQU, (q_BTQH, k_BCTH, v_BCTU, segment_BT, prefix_BT, out_BTQU, norms)
+  (T, _, H), (C, U), dtype = q_BTQH.shape[1:], v_BTCU.shape[2:], q_BTQH.dtype
+  block = min(chunk, T)
+  q_nBCXH = _queries(q_BTQH * _scale(H, dtype), C, block)
+  k_nBCSH, v_nBCSU = _keys(k_BTCH, block), _keys(v_BTCU, block)
+  places = _cut(segment_BT, block), _cut_prefix(prefix_BT, block)
+  key_nn, count_n = needed(*places)
+  one_BCX1 = jnp.zeros_like(q_nBCXH[0, ..., :1], jnp.promote_types(dtype, jnp.float32))
+  zero_BCXU = jnp.broadcast_to(one_BCX1, (*one_BCX1.shape[:-1], U))
+
+  def queries(i: jax.Array, done: tuple) -> tuple:
+    q_BCXH = _at(q_nBCXH, i)
+
+    def keys(p: jax.Array, carry: tuple) -> tuple:
+      top_BCX1, sum_BCX1, out_BCXU = carry
+      j = key_nn[i, p]
+      score_BCXS = _scores(q_BCXH, _at(k_nBCSH, j), places, i, j)
+      new_BCX1 = jnp.maximum(top_BCX1, jnp.max(score_BCXS, axis=-1, keepdims=True))
+      weight_BCXS = jnp.exp(score_BCXS - new_BCX1)
+      old_BCX1 = jnp.exp(top_BCX1 - new_BCX1)
+      sum_BCX1 = old_BCX1 * sum_BCX1 + jnp.sum(weight_BCXS, axis=-1, keepdims=True)
+      part = _float32('BCXS,BCSU->BCXU', weight_BCXS.astype(dtype), _at(v_nBCSU, j))
+      return new_BCX1, sum_BCX1, old_BCX1 * out_BCXU + part
+
+    # A query sees its own key, in the last of its blocks: no maximum stays at that.
+    carry = one_BCX1 + _NEVER, one_BCX1, zero_BCXU
+    top_BCX1, sum_BCX1, out_BCXU = jax.lax.fori_loop(0, count_n[i], keys, carry)
+    outs, norms = done
+    norms = _put(norms, top_BCX1 + jnp.log(sum_BCX1), i)
+    return _put(outs, _ungrouped(out_BCXU / sum_BCX1, block), i), norms
+
+  n = len(key_nn)
+  outs = jnp.zeros((n, q_BTQH.shape[0], block, q_BTQH.shape[2], U), dtype)
+  norms = jnp.zeros((n, *one_BCX1.shape), one_BCX1.dtype)
+  outs, norms = jax.lax.fori_loop(0, n, queries, (outs, norms))
+  out_BTQU = _joined(outs, T)
+  return out_BTQU, (q_BTQH, k_BTCH, v_BTCU, segment_BT, prefix_BT, out_BTQU, norms)
 
 
 def _backward(chunk: int, saved: tuple, dout_BTQU: jax.Array) -> tuple:
-  q_BTQH, k_BCTH, v_BCTU, segment_BT, prefix_BT, out_BTQU, norms = saved
-  C, T = k_BCTH.shape[1:3]
-  dtype = q_BTQH.dtype
-  scale = (1 / jnp.sqrt(jnp.float32(q_BTQH.shape[-1]))).astype(dtype)
-  # Transposed: XLA on CPU takes twice as long where the large operand of a product
-  # (the probabilities) is the one to be turned round.
-  dk_BCHT = jnp.zeros_like(jnp.swapaxes(k_BCTH, 2, 3), jnp.float32)
-  dv_BCUT = jnp.zeros_like(jnp.swapaxes(v_BCTU, 2, 3), jnp.float32)
-  dqs = []
-  for norm_BCX1, start in zip(norms, range(0, T, chunk), strict=True):
-    end = min(start + chunk, T)
-    q_BCXH = _grouped(q_BTQH[:, start:end], C) * scale
-    k_BCSH, v_BCSU = k_BCTH[:, :, :end], v_BCTU[:, :, :end]
-    score_BCXS = _scores(q_BCXH, k_BCSH, segment_BT, prefix_BT, start, end)
-    prob_BCXS = jnp.exp(score_BCXS - norm_BCX1)
-    dout_BCXU = _grouped(dout_BTQU[:, start:end], C)
-    out_BCXU = _grouped(out_BTQU[:, start:end], C)
-    dprob_BCXS = _float32('BCXU,BCSU->BCXS', dout_BCXU, v_BCSU)
-    dot_BCXU = dout_BCXU.astype(jnp.float32) * out_BCXU.astype(jnp.float32)
-    mean_BCX1 = jnp.sum(dot_BCXU, axis=-1, keepdims=True)
-    dscore_BCXS = (prob_BCXS * (dprob_BCXS - mean_BCX1)).astype(dtype)
-    dq_BCXH = _float32('BCXS,BCSH->BCXH', dscore_BCXS, k_BCSH) * scale
-    dqs.append(_ungrouped(dq_BCXH, end - start))
-    dk_BCHS = _float32('BCXH,BCXS->BCHS', q_BCXH, dscore_BCXS)
-    dv_BCUS = _float32('BCXU,BCXS->BCUS', dout_BCXU, prob_BCXS.astype(dtype))
-    dk_BCHT = dk_BCHT.at[..., :end].add(dk_BCHS)
-    dv_BCUT = dv_BCUT.at[..., :end].add(dv_BCUS)
-  return (
-    jnp.concatenate(dqs, axis=1).astype(dtype),
-    jnp.moveaxis(dk_BCHT, 3, 1).astype(k_BCTH.dtype),
-    jnp.moveaxis(dv_BCUT, 3, 1).astype(v_BCTU.dtype),
-    None,
-    None,
+  q_BTQH, k_BTCH, v_BTCU, segment_BT, prefix_BT, out_BTQU, norms = saved
+  (T, _, H), C, dtype = q_BTQH.shape[1:], k_BTCH.shape[2], q_BTQH.dtype
+  block, scale, wide = min(chunk, T), _scale(H, dtype), norms.dtype
+  mean_BTQ1 = jnp.sum(
+    dout_BTQU.astype(wide) * out_BTQU.astype(wide), axis=-1, keepdims=True
   )
+  of_queries = tuple(
+    _queries(x, C, block) for x in (q_BTQH * scale, dout_BTQU, mean_BTQ1)
+  )
+  k_nBCSH, v_nBCSU = _keys(k_BTCH, block), _keys(v_BTCU, block)
+  places = _cut(segment_BT, block), _cut_prefix(prefix_BT, block)
+  key_nn, count_n = needed(*places)
+
+  def queries(i: jax.Array, grads: tuple) -> tuple:
+    dq_nBtQH, *of_keys = grads
+    q_BCXH, dout_BCXU, mean_BCX1 = (_at(x, i) for x in of_queries)
+    norm_BCX1 = _at(norms, i)
+
+    def keys(p: jax.Array, grads: tuple) -> tuple:
+      dq_BCXH, dk_nBCHS, dv_nBCUS = grads
+      j = key_nn[i, p]
+      k_BCSH = _at(k_nBCSH, j)
+      prob_BCXS = jnp.exp(_scores(q_BCXH, k_BCSH, places, i, j) - norm_BCX1)
+      dprob_BCXS = _float32('BCXU,BCSU->BCXS', dout_BCXU, _at(v_nBCSU, j))
+      dscore_BCXS = (prob_BCXS * (dprob_BCXS - mean_BCX1)).astype(dtype)
+      dq_BCXH += _float32('BCXS,BCSH->BCXH', dscore_BCXS, k_BCSH)
+      # Transposed: XLA on CPU takes twice as long where the large operand of a product
+      # (the probabilities) is the one to be turned round.
+      dk_BCHS = _float32('BCXH,BCXS->BCHS', q_BCXH, dscore_BCXS)
+      dv_BCUS = _float32('BCXU,BCXS->BCUS', dout_BCXU, prob_BCXS.astype(dtype))
+      dk_nBCHS = _put(dk_nBCHS, _at(dk_nBCHS, j) + dk_BCHS, j)
+      return dq_BCXH, dk_nBCHS, _put(dv_nBCUS, _at(dv_nBCUS, j) + dv_BCUS, j)
+
+    carry = jnp.zeros(q_BCXH.shape, wide), *of_keys
+    dq_BCXH, *of_keys = jax.lax.fori_loop(0, count_n[i], keys, carry)
+    return _put(dq_nBtQH, _ungrouped(dq_BCXH * scale, block), i), *of_keys
+
+  dq_nBtQH = jnp.zeros_like(_cut(q_BTQH, block))
+  of_keys = (jnp.zeros_like(jnp.swapaxes(x, 3, 4), wide) for x in (k_nBCSH, v_nBCSU))
+  grads = jax.lax.fori_loop(0, len(key_nn), queries, (dq_nBtQH, *of_keys))
+  dk_BTCH, dv_BTCU = (
+    _joined(jnp.moveaxis(x, 4, 2), T).astype(dtype) for x in grads[1:]
+  )
+  return _joined(grads[0], T), dk_BTCH, dv_BTCU, None, None
 
 
 packed.defvjp(_forward, _backward)
+
+
+def _scale(H: int, dtype: jnp.dtype) -> jax.Array:
+  return (1 / jnp.sqrt(jnp.float32(H))).astype(dtype)
+
+
+def _cut_prefix(prefix_BT: jax.Array | None, block: int) -> jax.Array | None:
+  return None if prefix_BT is None else _cut(prefix_BT, block)

@@ -1,6 +1,6 @@
 """Which program computes attention over packed rows (`model.attention_kernel`).
 
-  chunked   XLA's own products, chunk by chunk (model/attention.py); in a ring where a
+  chunked   XLA's own products, block by block (model/attention.py); in a ring where a
             mesh splits the rows (model/ring_attention.py). Every backend.
   cudnn     cuDNN's fused kernel, on an NVIDIA GPU, in bfloat16. It knows no segments:
             they come as a mask, `attention_chunk` queries at a time (a mask of the
@@ -44,10 +44,12 @@ def attend(
     ValueError: the kernel cannot do it here.
   """
   args, kernel = (q_BTQH, k_BTCH, v_BTCU, segment_BT), cfg.attention_kernel
+  all_args = args if prefix_BT is None else (*args, prefix_BT)
   split = sharding.current().get(ring_attention.AXIS, 1) > 1
+  if kernel == 'chunked' and split:
+    return ring_attention.packed(*args, cfg.attention_chunk, prefix_BT)
   if kernel == 'chunked':
-    packed = ring_attention.packed if split else attention.packed
-    return packed(*args, cfg.attention_chunk, prefix_BT)
+    return _each_shard(functools.partial(_chunked, chunk=cfg.attention_chunk), all_args)
   backend = jax.default_backend()
   if backend != _BACKEND[kernel]:
     raise ValueError(
@@ -65,26 +67,28 @@ def attend(
         '(batch.share_prompts=False)'
       )
     return _each_shard(splash, args)
-  args = args if prefix_BT is None else (*args, prefix_BT)
-  return _each_shard(functools.partial(cudnn, chunk=cfg.attention_chunk), args)
+  return _each_shard(functools.partial(cudnn, chunk=cfg.attention_chunk), all_args)
+
+
+def _chunked(*args: jax.Array, chunk: int) -> jax.Array:
+  return attention.packed(*args[:4], chunk, *args[4:])
 
 
 def _each_shard(fn: Kernel, args: tuple[jax.Array, ...]) -> jax.Array:
-  """`fn` on a mesh: a kernel of its own for each shard of rows and heads."""
+  """`fn` on a mesh: a kernel of its own for each shard of rows and heads.
+
+  What the mesh does not divide, each shard computes whole.
+  """
   sizes = sharding.current()
   if not sizes:
     return fn(*args)
   (B, _, Q, _), C = args[0].shape, args[1].shape[2]
-  heads = jax.P(sharding.BATCH, None, 'tensor')
-  rows = sizes['replica'] * sizes['fsdp'] * sizes['expert']
-  if B % rows or Q % sizes['tensor'] or C % sizes['tensor']:
-    raise ValueError(
-      f'attention of {B} rows, {Q} heads and {C} key heads on a mesh of {sizes}: want '
-      'rows divisible by replica * fsdp * expert, and heads by tensor'
-    )
+  rows = sharding.spec(('batch',), (B,), sizes)[0]
+  tensor = sizes.get('tensor', 1)
+  heads = jax.P(rows, None, None if Q % tensor or C % tensor else 'tensor')
   return jax.shard_map(
     fn,
-    in_specs=(heads, heads, heads, *(jax.P(sharding.BATCH) for _ in args[3:])),
+    in_specs=(heads, heads, heads, *(jax.P(rows) for _ in args[3:])),
     out_specs=heads,
     check_vma=False,
   )(*args)

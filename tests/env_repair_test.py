@@ -169,6 +169,16 @@ def test_first_tasks_of_a_split_are_of_different_functions():
   assert len({t.unit for t in tasks}) == 80
 
 
+def test_longer_functions_than_asked_for_are_left_out():
+  everything, aside = repair.read(config.Tasks())
+  short, also_aside = repair.read(config.Tasks(lines=6))
+  lines = {task.id: len(task.payload['original'].splitlines()) for task in everything}
+  assert [t.id for t in short] == [t.id for t in everything if lines[t.id] <= 6]
+  assert 0 < len(short) < len(everything) and aside == also_aside
+  with pytest.raises(ValueError, match='tasks.train'):
+    repair.read(config.Tasks(lines=1))
+
+
 def test_only_the_kinds_asked_for_are_read_and_the_rest_is_not_set_aside():
   rows = {row.id: row.kind for row in repair.read_table(repair.TABLE)}
   asked = config.Tasks(kinds='comparison, off_by_one', train=0, heldout=0)

@@ -12,6 +12,7 @@ within functions belong to that one. Ranges are lines, decorators included.
 import ast
 import builtins
 import collections
+from collections.abc import Iterator
 import dataclasses
 import functools
 import io
@@ -25,6 +26,8 @@ import unittest
 from swe17.env import trees
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = ('body', 'orelse', 'finalbody', 'handlers', 'cases')
+_EMPTY = frozenset({ast.Constant, ast.Load, ast.Store, ast.Del, ast.Pass, ast.Break})
 _HOPS = 6  # re-exports followed
 _WORD = re.compile(r'\w+')
 _COMMON_TYPES = (
@@ -204,7 +207,7 @@ def _imports(
   """Names that imports bind to something of the tree: (path, name), '' a module."""
   found: dict[str, tuple[str, str]] = {}
   folder = path.split('/')[:-1]
-  for node in ast.walk(module):
+  for node in _statements(module):
     if isinstance(node, ast.ImportFrom):
       up = len(folder) - node.level + 1
       start = folder[:up] if node.level else []
@@ -222,6 +225,26 @@ def _imports(
         if whole and (alias.asname or '.' not in alias.name):
           found[alias.asname or alias.name] = (whole, '')
   return found
+
+
+def _statements(module: ast.Module) -> Iterator[ast.AST]:
+  """All statements, without the expressions in them."""
+  todo: list[ast.AST] = [module]
+  while todo:
+    node = todo.pop()
+    yield node
+    for field in _BLOCKS:
+      todo += getattr(node, field, ())
+
+
+def _inner(node: ast.AST) -> Iterator[ast.AST]:
+  """Nodes directly within one; not those that hold nothing of interest."""
+  for field in node._fields:
+    value = getattr(node, field, None)
+    for inner in value if type(value) is list else (value,):
+      read = type(inner) is ast.Name and type(inner.ctx) is ast.Load
+      if isinstance(inner, ast.AST) and not read and type(inner) not in _EMPTY:
+        yield inner
 
 
 def _file(parts: list[str], tree: trees.Tree) -> str:
@@ -245,14 +268,14 @@ class _Reader:
 
   def _visit(self, node: ast.AST, owner: Def | None, holder: str) -> None:
     """`holder` is the class, with a '.', that a definition here would be in."""
-    self._bind(node, owner)
+    self._bind(node)
     if isinstance(node, ast.ClassDef):
       inside = owner is None
       if inside:
         self._add(node, holder + node.name, 'class')
       else:
         self._found.bound[node.name] += 1
-      for child in ast.iter_child_nodes(node):
+      for child in _inner(node):
         self._visit(child, owner, f'{holder}{node.name}.' if inside else holder)
       return
     if isinstance(node, _FUNCTION):
@@ -265,7 +288,7 @@ class _Reader:
     elif isinstance(node, ast.Raise) and node.exc is not None:
       what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
       self._use(what, node.lineno, owner, raised=True)
-    for child in ast.iter_child_nodes(node):
+    for child in _inner(node):
       self._visit(child, owner, holder)
 
   def _use(
@@ -315,7 +338,7 @@ class _Reader:
         ranges = self._found.constants.setdefault((self._path, target.id), [])
         ranges.append((node.lineno, node.end_lineno or node.lineno))
 
-  def _bind(self, node: ast.AST, owner: Def | None) -> None:
+  def _bind(self, node: ast.AST) -> None:
     """Counts names that a node binds to anything but a definition of the tree."""
     bound = self._found.bound
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

@@ -10,17 +10,26 @@ question and answer, so that a row which would mean something else is set aside.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import pathlib
+import random
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, questions, score, search, small_trees, trees
+from swe17.env import (
+  base,
+  questions,
+  score,
+  search,
+  small_trees,
+  symbols,
+  trees,
+)
 
 FAMILY, SMALL = 'retrieval', 'retrieval_small'
 SOLVED_AT = 0.9
@@ -169,6 +178,49 @@ def load(cfg: config.Tasks) -> tuple[types.Task, ...]:
     some = ', '.join(f'{k}: {v}' for k, v in list(set_aside.items())[:3])
     logging.warning('%d tasks set aside (%s, ...)', len(set_aside), some)
   return tasks
+
+
+PRACTICE = 'practice'
+_RENAMED = 3  # times that every training task of the table is practised on
+
+
+def practice(heldout: Sequence[types.Task]) -> list[types.Task]:
+  """Training cuts under other names: who has learnt names by heart finds nothing.
+
+  Every definition gets the name of one in another training package, so that what is
+  practised is to search, and to copy what one reads.
+  """
+  avoid = {task.payload['package'] for task in heldout}
+  rows = [row for row in read_table(TABLES[SMALL]) if row.split == 'train']
+  rows = [row for row in rows if row.package not in avoid]
+  packages = sorted({row.package for row in rows})
+  pool = {d.leaf for package in packages for d in shelf(package).index.defs}
+  pool -= symbols.common()
+  names = sorted(name for name in pool if not name.startswith('__'))
+  found = []
+  for i, row in enumerate(rows * _RENAMED):
+    task = _practice_task(row, f'{PRACTICE}/{i}', names)
+    found += [task] if task else []
+  return found
+
+
+def _practice_task(row: Row, task_id: str, names: Sequence[str]) -> types.Task | None:
+  """A row's cut under other names; None if they spoil the question."""
+  index = shelf(row.package).index
+  tree, subject = small_trees.cut(index, row.subject, row.seed)
+  defs = symbols.index(tree).defs
+  old = sorted({d.leaf for d in defs if d.kind != 'class'})
+  new = random.Random(task_id).sample(names, len(old))
+  exchange = dict(zip(old, new, strict=True))
+  path, _, name = subject.partition(':')
+  holder, dot, leaf = name.rpartition('.')
+  place = search.Shelf(small_trees.renamed(tree, exchange), search.SMALL)
+  try:
+    subject = f'{path}:{holder}{dot}{exchange[leaf]}'
+    question = questions.ask(place.index, row.kind, subject)
+  except questions.NoQuestionError:
+    return None
+  return task_of(SMALL, task_id, 'train', row.package, Asked(place, question))
 
 
 def truth(task: types.Task) -> dict[str, score.Ranges]:

@@ -11,6 +11,7 @@ these names without calling it, and others that have nothing to do with it.
 """
 
 import random
+import re
 import types as python_types
 
 from swe17.env import questions, symbols, trees
@@ -50,6 +51,17 @@ def cut(index: symbols.Index, subject: str, seed: int) -> tuple[trees.Tree, str]
     raise questions.NoQuestionError('no room for it')
   holder = f'{target.holder}.' if target.kind == 'method' else ''
   return made, f'{place[target.leaf]}:{holder}{target.leaf}'
+
+
+def renamed(tree: trees.Tree, names: dict[str, str]) -> trees.Tree:
+  """The tree with whole words exchanged, for practice in copying what one reads."""
+  words = re.compile(r'\b(?:' + '|'.join(map(re.escape, names)) + r')\b')
+  return trees.Tree(
+    {
+      path: words.sub(lambda found: names[found[0]], text)
+      for path, text in tree.files.items()
+    }
+  )
 
 
 def _usable(d: symbols.Def) -> bool:

@@ -42,7 +42,7 @@ def _searching(fmt: formats.Format, rng: random.Random) -> episode.Generate:
 SCRIPTS: Mapping[str, Script] = {
   repair.FAMILY: Script(_clumsy, _practising, _practice),
   retrieval.FAMILY: Script(_searching),
-  retrieval.SMALL: Script(_searching),
+  retrieval.SMALL: Script(_searching, _searching, retrieval.practice),
 }
 
 

@@ -37,7 +37,12 @@ async def environment(
     shape = _shape(env)
     if shape:  # nothing can be played
       return [*found, *(f'{task.id}: {problem}' for problem in shape)]
-    played = await _play(make, task)
+    try:
+      played = await _play(make, task)
+    except (
+      Exception
+    ) as e:  # of reset or verify: those of step are findings of their own
+      played = [f'reset or verify raised {type(e).__name__}: {e!s:.80}']
     found += [f'{task.id}: {problem}' for problem in played]
   return list(dict.fromkeys(found))
 
@@ -162,7 +167,7 @@ async def _gold(
       found.append('after its gold the environment is not done')
     outcome = await env.verify()
     found += _outcome(outcome, 'its gold', task, least=task.solved_at)
-    values.append(outcome.value)
+    values.append(outcome)
   if values[0] != values[1]:
     found.append(f'its gold scored {values[0]}, then {values[1]}')
   return list(dict.fromkeys(found))

@@ -193,12 +193,12 @@ def one_grep(asked: retrieval.Asked) -> tuple[float, float]:
   return best, plain or 0.0
 
 
-_WORDS: dict[int, dict[str, dict[str, list[int]]]] = {}
+_WORDS: dict[str, dict[str, dict[str, list[int]]]] = {}
 
 
 def words(shelf: search.Shelf) -> dict[str, dict[str, list[int]]]:
   """Path -> word -> lines that it is in."""
-  key = id(shelf)
+  key = shelf.tree.sha
   if key not in _WORDS:
     _WORDS.clear()  # questions come package by package
     _WORDS[key] = {path: _words(lines) for path, lines in shelf.tree.lines.items()}

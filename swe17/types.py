@@ -112,6 +112,7 @@ class Episode:
   seconds: float
   cut: bool = False  # ended at a length or turn limit
   topk_bound: int = 0  # sampled tokens whose set top_k decided
+  duplicate_calls: int = 0  # reads equal to an earlier one, nothing written between
   # The verifier's raw score of every turn (as `Segment.turn_T` counts them), of
   # families that score each turn; None: scored once, at the end.
   turn_scores: tuple[float, ...] | None = None

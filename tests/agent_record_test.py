@@ -1,12 +1,14 @@
 """What a sampler's answer must carry: anything missing or impossible is named."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
 from swe17 import types
-from swe17.agent import formats, record
+from swe17.agent import formats, record, tools
+from swe17.env import base
 
 REQUEST = types.GenerateRequest(
   session='s',
@@ -111,3 +113,27 @@ def test_tokens_that_top_k_decided_add_up_over_turns():
   for turn, count in enumerate((1, 2)):
     log.sampled(dataclasses.replace(SOUND, topk_bound=count), turn, 1.0)
   assert log.topk_bound == 3
+
+
+async def test_a_read_that_was_asked_before_is_a_duplicate_until_something_is_written():
+  class Env:
+    tools = (
+      base.Tool('look', 'Look.', {'at': 'str'}, writes=False),
+      base.Tool('change', 'Change.', {}, writes=True),
+    )
+    done = False
+
+    async def step(self, name, arguments):
+      return name
+
+  def call(name: str, **arguments) -> tools.Call:
+    return tools.Call(f'c{len(made)}', name, arguments)
+
+  log, made = record.Record(formats.load(), time.monotonic), []
+  await log.run([call('look', at='x'), call('look', at='y')], Env(), 8)
+  assert log.duplicates == 0
+  await log.run([call('look', at='x')], Env(), 8)
+  assert log.duplicates == 1
+  await log.run([call('change'), call('look', at='x')], Env(), 8)
+  await log.run([call('change'), call('change')], Env(), 8)
+  assert (log.duplicates, log.calls) == (1, 7)

@@ -175,7 +175,7 @@ def test_longer_functions_than_asked_for_are_left_out():
   lines = {task.id: len(task.payload['original'].splitlines()) for task in everything}
   assert [t.id for t in short] == [t.id for t in everything if lines[t.id] <= 6]
   assert 0 < len(short) < len(everything) and aside == also_aside
-  with pytest.raises(ValueError, match='tasks.train'):
+  with pytest.raises(ValueError, match=r'tasks\.train'):
     repair.read(config.Tasks(lines=1))
 
 

@@ -305,3 +305,39 @@ def test_command_rebuilds_the_report_and_refuses_a_wrong_folder(tmp_path):
   )
   assert bad.returncode == 2
   assert bad.stderr.strip().startswith('report: run_dir: got')
+
+
+def _scored(folder, version, rate, outcome):
+  _eval(folder, version, rate)
+  path = folder / 'evals' / f'v{version:03d}.json'
+  value = json.loads(path.read_text())
+  outcomes = {task: outcome for task in value['tasks']}
+  more = {
+    'outcome': outcome,
+    'outcome_low': outcome - 0.05,
+    'outcome_high': outcome + 0.05,
+    'outcomes': outcomes,
+    'calls_per_turn': 1.0 + version,
+  }
+  path.write_text(json.dumps({**value, **more}))
+  return path
+
+
+def test_scores_that_are_no_zero_or_one_are_shown_beside_calls_of_a_turn(tmp_path):
+  (tmp_path / 'evals').mkdir()
+  _scored(tmp_path, 0, 0.1, 0.25)
+  path = _scored(tmp_path, 2, 0.4, 0.625)
+  text = _Page(report.render(str(tmp_path))).text
+  assert '0.250 [0.200 to 0.300] at version 0, then 0.625' in text
+  assert '+0.375, 95 % interval +0.375 to +0.375' in text
+  assert re.search(r'held-out calls a turn\s*1 at version 0, then 3 at version 2', text)
+  value = json.loads(path.read_text())
+  del value['outcomes']
+  path.write_text(json.dumps(value))
+  assert 'do not pair' in _Page(report.render(str(tmp_path))).text
+
+
+def test_scores_of_zero_and_one_say_nothing_more_than_the_solve_rate(tmp_path):
+  (tmp_path / 'evals').mkdir()
+  _scored(tmp_path, 0, 0.25, 0.25)
+  assert 'mean score' not in _Page(report.render(str(tmp_path))).text

@@ -3,6 +3,8 @@
 import pytest
 
 from swe17 import config, types
+from swe17.agent import scripted
+from swe17.env import library
 from swe17.rollout import process, warm
 from swe17.store import groups as group_store
 from swe17.store import kv
@@ -26,7 +28,7 @@ def practice(monkeypatch):
   """Stands in for the library's functions; what was to be kept apart of them."""
   asked = []
   monkeypatch.setattr(
-    warm.library, 'practice', lambda held: asked.append(held) or list(PRACTICE)
+    library, 'practice', lambda held: asked.append(held) or list(PRACTICE)
   )
   return asked
 
@@ -72,7 +74,7 @@ async def test_a_share_of_the_scripted_episodes_practises(make, practice, share)
   practised = [e for e in done if e.task_id.startswith('practice/')]
   assert abs(len(practised) - 200 * share) <= (20 if 0 < share < 1 else 0)
   for e in done:
-    own = warm.scripted.PRACTICE if e in practised else warm.scripted.CLUMSY
+    own = scripted.PRACTICE if e in practised else scripted.CLUMSY
     assert styles[e.member] == own
   # Their stand-ins had outcomes: nothing says whether practice was good.
   assert all(e.outcome.value is None and e.status == 'invalid' for e in practised)

@@ -142,7 +142,7 @@ async def rollouts(
   tasks = shortest[: _TASKS.value]
   if len(tasks) < _TASKS.value:
     raise ValueError(f'got {len(tasks)} held-out functions, want {_TASKS.value}')
-  agents = harness.Harness(cfg, world.fmt, world.verifier, route)
+  agents = harness.Harness(cfg, world.fmt, world.verifier(), route)
   try:
     await agents.open()
     members = await asyncio.gather(

@@ -7,6 +7,10 @@ rate at version 0 (the warm start) with that at the last version. `low` is the l
 of the 95 % bootstrap over functions of the paired difference. The last line is JSON:
 
   {"before": [...], "after": [...], "low": [...], "minutes": [...]}
+
+and, of families whose score is no 0 or 1 (`--config=experiments/configs/retrieval.py`),
+also the mean held-out score before and after with both intervals, the lower end of
+the paired difference, and the calls of a turn on both sides.
 """
 
 from collections.abc import Sequence
@@ -49,12 +53,18 @@ def one(seed: int, folder: pathlib.Path, more: Sequence[str]) -> dict[str, float
   )
   pairs, _ = statistics.pairs(before, after)
   _, low, _ = statistics.paired_interval(*pairs, seed=seed)
-  return {
+  out = {
     'before': before['pass_at_1'],
     'after': after['pass_at_1'],
     'low': low,
     'minutes': minutes,
   }
+  if before['outcome'] != before['pass_at_1']:
+    for name, record in (('before', before), ('after', after)):
+      for key in ('outcome', 'outcome_low', 'outcome_high', 'calls_per_turn'):
+        out[f'{key}_{name}'] = record[key]
+    _, out['outcome_gain_low'], _ = statistics.score_gain(before, after, seed=seed)
+  return out
 
 
 def main(argv: Sequence[str]) -> None:

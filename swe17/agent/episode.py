@@ -99,6 +99,7 @@ async def run(
     tool_seconds=log.tool_seconds,
     seconds=clock() - start,
     cut=log.cut,
+    duplicate_calls=log.duplicates,
   )
 
 

@@ -1,6 +1,7 @@
 """What an episode records of its tokens, and what a sampler's answer must carry."""
 
 from collections.abc import Callable
+import json
 
 import numpy as np
 
@@ -163,6 +164,8 @@ class Record:
     self.drawn = 0  # tokens sampled, in all segments
     self.topk_bound = 0
     self.tool_seconds = 0.0
+    self.duplicates = 0
+    self._read: set[str] = set()  # calls since the last one that wrote
     self.cut = False
 
   @property
@@ -207,10 +210,21 @@ class Record:
     start = self._clock()
     results = await tools.execute(calls, env, max_calls=most, call_seconds=seconds)
     self.tool_seconds += self._clock() - start
-    ran = [call.name for call, done in zip(calls, results, strict=True) if done.ran]
+    ran = [call for call, done in zip(calls, results, strict=True) if done.ran]
     self.calls += len(ran)
-    self.tests += ran.count('test')
+    self.tests += sum(call.name == 'test' for call in ran)
+    self._count_duplicates(ran, {tool.name for tool in env.tools if tool.writes})
     return results
+
+  def _count_duplicates(self, ran: list[tools.Call], writes: set[str]) -> None:
+    """A read that was asked before tells nothing new until something is written."""
+    for call in ran:
+      if call.name in writes:
+        self._read.clear()
+        continue
+      key = json.dumps([call.name, call.arguments], sort_keys=True)
+      self.duplicates += key in self._read
+      self._read.add(key)
 
   def segments(self) -> tuple[types.Segment, ...]:
     return *self._closed, self.segment()

@@ -90,17 +90,21 @@ class Scripted:
     messages = self._fmt.messages(request.token_T.tolist())
     room = request.max_new - 1
     turn = _turn(self._fmt, rng, self._style, _read(self._fmt, messages), room)
-    stop = self._fmt.stop_ids[0]
-    ids = [*turn, stop][: request.max_new]
-    n = len(ids)
-    return types.GenerateResult(
-      token_T=np.asarray(ids, np.int32),
-      logp_T=np.zeros(n, np.float32),
-      entropy_T=np.zeros(n, np.float32),
-      version_T=np.zeros(n, np.int32),
-      kept=types.KeptSets(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
-      finish='stop' if ids[-1] == stop else 'length',
-    )
+    return drawn(turn, self._fmt.stop_ids[0], request.max_new)
+
+
+def drawn(turn: list[int], stop: int, most: int) -> types.GenerateResult:
+  """A program's turn as a sampler would return it, cut at `most` tokens."""
+  ids = [*turn, stop][:most]
+  n = len(ids)
+  return types.GenerateResult(
+    token_T=np.asarray(ids, np.int32),
+    logp_T=np.zeros(n, np.float32),
+    entropy_T=np.zeros(n, np.float32),
+    version_T=np.zeros(n, np.int32),
+    kept=types.KeptSets(np.zeros(n + 1, np.int32), np.zeros(0, np.int32)),
+    finish='stop' if ids[-1] == stop else 'length',
+  )
 
 
 def _read(fmt: formats.Format, messages: list[tuple[str, str]]) -> _Seen:

@@ -1,10 +1,16 @@
-"""What an agent loop sees of an environment: its tools, one episode, its outcome."""
+"""What an agent loop sees of an environment, and what a family of them brings.
 
-from collections.abc import Mapping
+One episode is `reset`, then `step` for every tool call, then `verify`. A family brings
+tasks (`read`) and, in each process that runs episodes, a host (`open`) that makes an
+environment for a task and holds what they share. families.py is the table of them;
+`python -m experiments.check_env module:Env` tells an author what is wrong.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
-from swe17 import types
+from swe17 import config, types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +25,10 @@ class Tool:
 
 class Env(Protocol):
   """One episode's environment. `step` calls that write must not overlap others."""
+
+  async def reset(self) -> str:
+    """Begins the episode anew; the first user message. May raise an OSError."""
+    ...
 
   @property
   def tools(self) -> tuple[Tool, ...]: ...
@@ -35,3 +45,36 @@ class Env(Protocol):
   async def verify(self) -> types.Outcome:
     """Scores the episode's final state; value None with a reason if it cannot."""
     ...
+
+
+class Host(Protocol):
+  """What the environments of one process share. Close it: it may hold processes."""
+
+  async def verify(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    """Examines every task once: (sound tasks, set-aside id -> reason)."""
+    ...
+
+  def env(self, task: types.Task) -> Env:
+    """A fresh environment for a task that `verify` found sound."""
+    ...
+
+  async def close(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """One row of the table in families.py.
+
+  Attributes:
+    read: the tasks that settings ask for, and set-aside id -> reason. ValueError if
+      there are too few.
+    open: starts a host. Its errors are of the infrastructure.
+    tokenizer: file in agent/data of our own small models' tokeniser.
+  """
+
+  name: str
+  read: Callable[[config.Tasks], tuple[tuple[types.Task, ...], dict[str, str]]]
+  open: Callable[[config.Sandbox], Awaitable[Host]]
+  tokenizer: str = 'tokenizer.json'

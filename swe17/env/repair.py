@@ -296,6 +296,11 @@ class RepairEnv:
     self._edits: list[tuple[int, str]] = []  # what `undo` puts back: (index, text)
     self.done = False
 
+  async def reset(self) -> str:
+    self._pieces = anchors.split(self._task.payload['source'])
+    self._edits, self.done = [], False
+    return self._task.prompt
+
   @property
   def source(self) -> str:
     """The agent's present version of the function."""
@@ -363,3 +368,29 @@ class RepairEnv:
     index, old = self._edits.pop()
     self._pieces[index] = old
     return 'undone'
+
+
+class Host:
+  """The graders of a process, and what all its episodes know of their verdicts."""
+
+  def __init__(self, graders: grader.Graders):
+    self._graders = graders
+    self.verifier = Verifier(graders)
+
+  async def verify(
+    self, tasks: Iterable[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    return await verify(tasks, self._graders)
+
+  def env(self, task: types.Task) -> RepairEnv:
+    return RepairEnv(task, self.verifier)
+
+  async def close(self) -> None:
+    await self._graders.close()
+
+
+async def open_host(cfg: config.Sandbox) -> Host:
+  """Starts graders. GraderError if the sandbox does not start."""
+  graders = grader.Graders(cfg)
+  await graders.start()
+  return Host(graders)

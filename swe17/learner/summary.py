@@ -36,9 +36,11 @@ def of_groups(
     'total_tokens': mean([sum(s.token_T.size for s in e.segments) for e in valid]),
     'turns': mean([e.turns for e in valid]),
     'calls_per_turn': sum(e.calls for e in valid) / turns if turns else None,
+    'duplicate_calls': mean([e.duplicate_calls for e in valid]),
     'tests': mean([e.tests for e in valid]),
     'tool_seconds': mean([e.tool_seconds for e in valid]),
     'episode_seconds': mean([e.seconds for e in valid]),
+    'turn_seconds': sum(e.seconds for e in valid) / turns if turns else None,
     'loop_lag': max(
       (g.loop_lag for g in groups if g.loop_lag is not None), default=None
     ),

@@ -109,6 +109,18 @@ PICTURES: tuple[Picture, ...] = (
     ),
   ),
   Picture(
+    'reward',
+    'Reward, and calls of a turn',
+    'share [1]',
+    'Mean shaped reward of a valid episode. Beside it the tool calls of a turn, as a '
+    'share of 8, and calls an episode that asked again for what it had been told.',
+    (
+      Line('reward', 'mean reward'),
+      Line('calls_per_turn', 'calls a turn / 8', 1 / 8),
+      Line('duplicate_calls', 'duplicate calls an episode'),
+    ),
+  ),
+  Picture(
     'endings',
     'How episodes end',
     'episodes [%]',

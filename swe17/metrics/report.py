@@ -60,7 +60,7 @@ def render(run_dir: str) -> str:
     name=os.path.basename(os.path.abspath(run_dir)),
     problems=problems,
     headline=_headline(evals),
-    facts=_facts(rows, settings, run, events),
+    facts=[*_facts(rows, settings, run, events), *_scores(evals)],
     pictures=_pictures(rows, settings, evals),
     half_life=figures.half_life(rows),
     evals=[_eval_row(e) for e in evals],
@@ -180,6 +180,33 @@ def _facts(
     ('alarms', str(alarms) if events else NOT_RECORDED),
     ('command', _or(run.get('command'))),
   ]
+
+
+def _scores(evals: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+  """Mean scores and calls a turn, where a score says more than solved or not."""
+  held = [e for e in evals if e['split'] == 'heldout' and 'outcome' in e]
+  if all(e['outcome'] == e['pass_at_1'] for e in held):
+    return []
+  scores, calls = [], []
+  for e in (held[0], held[-1])[: len(held)]:
+    ends = f'{e["outcome_low"]:.3f} to {e["outcome_high"]:.3f}'
+    scores.append(f'{e["outcome"]:.3f} [{ends}] at version {e["version"]}')
+    calls.append(f'{_number(e.get("calls_per_turn"))} at version {e["version"]}')
+  out = [
+    ('held-out mean score', ', then '.join(scores)),
+    ('held-out calls a turn', ', then '.join(calls)),
+  ]
+  if len(held) > 1:
+    out.append(('held-out mean score, difference', _score_gain(held[0], held[-1])))
+  return out
+
+
+def _score_gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+  try:
+    gain, low, high = statistics.score_gain(before, after, seed=0)
+  except (ValueError, TypeError, KeyError, AttributeError) as e:
+    return f'the two evaluations do not pair: {e}'
+  return f'{gain:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, paired by task'
 
 
 def _pictures(

@@ -88,6 +88,18 @@ def pairs(
   return units, len(sides[0].keys() ^ sides[1].keys())
 
 
+def score_gain(
+  before: Mapping[str, Any], after: Mapping[str, Any], *, seed: int
+) -> tuple[float, float, float]:
+  """Mean difference of raw scores per task and its 95 % interval, units resampled.
+
+  Both are evaluation records with `outcomes`. ValueError as `paired_interval`.
+  """
+  sides = [{**record, 'tasks': record['outcomes']} for record in (before, after)]
+  (first, last), _ = pairs(*sides)
+  return paired_interval(first, last, seed=seed)
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
   """Chance that one of k samples solves a task of which c of n did, without bias.
 

@@ -1,4 +1,4 @@
-"""What episodes need on this machine (tasks, graders, a format), and one episode.
+"""What episodes need on this machine (tasks, a host, a format), and one episode.
 
 Shared by training rollouts, evaluation and scripted episodes, so that all three run the
 same loop on the same environments.
@@ -11,8 +11,8 @@ import logging
 import math
 
 from swe17 import config, types
-from swe17.agent import episode, formats
-from swe17.env import grader, repair, repair_shell
+from swe17.agent import episode, formats, tokenizer
+from swe17.env import base, families, grader, repair, repair_shell
 from swe17.rollout import harness as harnesses
 
 _log = logging.getLogger(__name__)
@@ -20,19 +20,24 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class World:
-  """Verified tasks and what runs them. Close it: graders are processes."""
+  """Verified tasks of one family and what runs them. Close it: a host may hold
+  processes."""
 
   cfg: config.Config
   train: list[types.Task]
   heldout: list[types.Task]
   set_aside: dict[str, str]  # task id -> reason
-  graders: grader.Graders
-  verifier: repair.Verifier
+  host: base.Host
   fmt: formats.Format
   harness: harnesses.Harness | None = None  # of `agent.harness`, once opened
 
   async def close(self) -> None:
-    await self.graders.close()
+    await self.host.close()
+
+  def verifier(self) -> repair.Verifier:
+    """What grades an agent of others: of the one family that such agents work on."""
+    assert isinstance(self.host, repair.Host), 'open_world refuses a harness for others'
+    return self.host.verifier
 
   async def episode(
     self,
@@ -47,16 +52,22 @@ class World:
   ) -> types.Episode:
     """Runs one episode to its end, or until `seconds` are over if that is sooner.
 
-    With a harness it is that one's agent, behind its proxy: `generate` is not asked.
+    With a harness it is that one's agent, behind its proxy: `generate` is not asked. An
+    environment that does not begin is no outcome.
     """
     agent = self.cfg.agent
     if self.harness is not None:
       return await self.harness.episode(
         task, group_id, member, sampling, seconds=seconds, min_version=min_version
       )
+    env = self.host.env(task)
+    try:
+      prompt = await env.reset()
+    except (OSError, grader.GraderError) as e:
+      return _not_begun(task, group_id, member, f'{type(e).__name__}: {e}')
     return await episode.run(
-      task=task,
-      env=repair.RepairEnv(task, self.verifier),
+      task=dataclasses.replace(task, prompt=prompt),
+      env=env,
       generate=generate,
       fmt=self.fmt,
       cfg=dataclasses.replace(
@@ -69,15 +80,41 @@ class World:
     )
 
 
+def _not_begun(
+  task: types.Task, group_id: str, member: int, reason: str
+) -> types.Episode:
+  return types.Episode(
+    id=f'{group_id}.{member}',
+    task_id=task.id,
+    unit=task.unit,
+    group_id=group_id,
+    member=member,
+    status='invalid',
+    outcome=types.Outcome(None, reason),
+    solved_at=task.solved_at,
+    segments=(),
+    turns=0,
+    calls=0,
+    malformed=0,
+    tests=0,
+    submitted=False,
+    sampled_tokens=0,
+    thinking_tokens=0,
+    tool_seconds=0.0,
+    seconds=0.0,
+  )
+
+
 async def open_world(cfg: config.Config, says: Callable[[str], None]) -> World:
-  """Starts graders, regenerates the tasks and verifies each once more.
+  """Opens the family's host, regenerates the tasks and verifies each once more.
 
   Raises:
-    ValueError: fewer tasks than `cfg.tasks` asks for are sound, or the model's format
-      is not what `cfg.agent` asks for.
+    ValueError: there is no such family, fewer tasks than `cfg.tasks` asks for are
+      sound, or the model's format is not what `cfg.agent` asks for.
     grader.GraderError: the sandbox does not start.
   """
-  fmt = formats.load(cfg.model.source)
+  family = families.get(cfg.tasks.family)
+  fmt = format_of(cfg, family)
   if cfg.agent.thoughts == 'strip' and not fmt.strips:
     raise ValueError(
       'agent.thoughts=strip: this chat template opens every thought itself, so that '
@@ -90,29 +127,32 @@ async def open_world(cfg: config.Config, says: Callable[[str], None]) -> World:
       fmt.rewrites,
     )
   says('regenerating tasks')
-  tasks, set_aside = repair.read(cfg.tasks)
+  tasks, set_aside = family.read(cfg.tasks)
   if cfg.agent.harness:
+    if family.name != repair.FAMILY:
+      raise ValueError(
+        f'agent.harness={cfg.agent.harness!r} with tasks.family={family.name!r}: '
+        f'agents of others have a shell for {repair.FAMILY} only'
+      )
     tasks, unfit = await asyncio.to_thread(repair_shell.usable, tasks)
     set_aside = {**set_aside, **unfit}
-  graders = grader.Graders(cfg.sandbox)
-  await graders.start()
+  host = await family.open(cfg.sandbox)
   says(f'verifying {len(tasks)} tasks')
-  sound, unsound = await repair.verify(tasks, graders)
+  sound, unsound = await host.verify(tasks)
   set_aside = {**set_aside, **unsound}
   for task_id, reason in set_aside.items():
     _log.warning('task %s set aside: %s', task_id, reason)
   split = {s: [t for t in sound if t.split == s] for s in ('train', 'heldout')}
   for name, found in split.items():
     if not found:
-      await graders.close()
+      await host.close()
       raise ValueError(f'no sound {name} task is left; {len(set_aside)} were set aside')
   says(f'{len(sound)} tasks verified, {len(set_aside)} set aside')
-  return World(
-    cfg,
-    split['train'],
-    split['heldout'],
-    set_aside,
-    graders,
-    repair.Verifier(graders),
-    fmt,
-  )
+  return World(cfg, split['train'], split['heldout'], set_aside, host, fmt)
+
+
+def format_of(cfg: config.Config, family: base.Family) -> formats.Format:
+  """The model's own format; ours with the family's tokeniser, for our small models."""
+  if cfg.model.source:
+    return formats.load(cfg.model.source)
+  return formats.Own(tokenizer.load(tokenizer.PATH.parent / family.tokenizer))

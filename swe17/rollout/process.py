@@ -87,7 +87,7 @@ async def open_rollout(
   await route.open()
   stack.push_async_callback(route.close)
   if cfg.agent.harness:
-    world.harness = harness.Harness(cfg, world.fmt, world.verifier, route)
+    world.harness = harness.Harness(cfg, world.fmt, world.verifier(), route)
     stack.push_async_callback(world.harness.close)
     await world.harness.open()
   folder = pathlib.Path(cfg.run_dir)

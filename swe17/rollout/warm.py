@@ -1,7 +1,7 @@
 """Scripted episodes for the warm start, as groups under imitation/ in the store.
 
-A share of them practises edits on the library's own functions, apart from the held-out
-ones; the rest works on training tasks, clumsily, and is verified.
+A share of them practises, where the family has something to practise on apart from the
+held-out tasks; the rest works on training tasks, clumsily, and is verified.
 """
 
 import asyncio
@@ -10,9 +10,8 @@ import random
 
 from swe17 import config, types
 from swe17.agent import harness_scripted, scripted
-from swe17.env import library, repair
 from swe17.metrics import status
-from swe17.rollout import admission, episodes, outbox
+from swe17.rollout import admission, episodes, outbox, scripts
 from swe17.store import groups as group_store
 from swe17.store import kv
 
@@ -24,30 +23,32 @@ async def write(cfg: config.Config, world: episodes.World, says: status.Status) 
   have = {int(key.rsplit('/', 1)[1]) for key in keys}
   size, total = cfg.rollout.group_size, cfg.imitation.episodes
   want = [start for start in range(-(-total // size)) if start not in have]
-  practice: list[types.Task] = []
-  if want and cfg.imitation.practice:
-    practice = await asyncio.to_thread(library.practice, world.heldout)
+  script, practice = scripts.get(cfg.tasks.family), list[types.Task]()
+  if want and cfg.imitation.practice and script.practice:
+    practice = await asyncio.to_thread(script.practice, world.heldout)
 
   templates = harness_scripted.Templates(cfg.agent.harness_settings)
 
-  async def of_style(
+  async def of_harness(
     task: types.Task, rng: random.Random, style: scripted.Style, index: int
   ) -> types.Episode:
-    if cfg.agent.harness:
-      shown = harness_scripted.Scripted(world.fmt, rng, style)
-      env = repair.RepairEnv(task, world.verifier)
-      return await harness_scripted.episode(
-        task, env, shown, world.fmt, templates, cfg.agent, 'scripted', index
-      )
-    agent = scripted.Scripted(world.fmt, rng, style)
-    return await world.episode(task, agent, 'scripted', index, types.Sampling())
+    shown = harness_scripted.Scripted(world.fmt, rng, style)
+    env = repair.RepairEnv(task, world.verifier())
+    return await harness_scripted.episode(
+      task, env, shown, world.fmt, templates, cfg.agent, 'scripted', index
+    )
 
   async def one(index: int) -> types.Episode:
     rng = random.Random(f'{cfg.seed}/scripted/{index}')
-    practises = rng.random() < cfg.imitation.practice
+    practises = rng.random() < cfg.imitation.practice and bool(practice)
     task = admission.task(practice if practises else world.train, cfg.seed, index)
-    style = scripted.PRACTICE if practises else scripted.CLUMSY
-    episode = await of_style(task, rng, style, index)
+    if cfg.agent.harness:
+      style = scripted.PRACTICE if practises else scripted.CLUMSY
+      episode = await of_harness(task, rng, style, index)
+    else:
+      show = script.practising if practises and script.practising else script.agent
+      agent = show(world.fmt, rng)
+      episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
     if not practises:
       return episode
     # However it ended, nothing says whether it was good.

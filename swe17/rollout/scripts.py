@@ -1,0 +1,56 @@
+"""Which program shows a family's episodes for the warm start, and what it practises on.
+
+The only other place, beside env/families.py, that knows families by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import random
+
+from swe17 import types
+from swe17.agent import episode, formats, scripted, searcher
+from swe17.env import library, repair, retrieval
+
+Agent = Callable[[formats.Format, random.Random], episode.Generate]
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+  """How a family is shown."""
+
+  agent: Agent  # works on training tasks, clumsily
+  practising: Agent | None = None  # works on `practice`, whose episodes have no outcome
+  practice: Callable[[Sequence[types.Task]], list[types.Task]] | None = None
+
+
+def _clumsy(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return scripted.Scripted(fmt, rng, scripted.CLUMSY)
+
+
+def _practising(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return scripted.Scripted(fmt, rng, scripted.PRACTICE)
+
+
+def _practice(heldout: Sequence[types.Task]) -> list[types.Task]:
+  return library.practice(heldout)
+
+
+def _searching(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return searcher.Searcher(fmt, rng, searcher.CLUMSY)
+
+
+SCRIPTS: Mapping[str, Script] = {
+  repair.FAMILY: Script(_clumsy, _practising, _practice),
+  retrieval.FAMILY: Script(_searching),
+  retrieval.SMALL: Script(_searching, _searching, retrieval.practice),
+}
+
+
+def get(family: str) -> Script:
+  """ValueError where a family has no script: its warm start must be switched off."""
+  if family not in SCRIPTS:
+    raise ValueError(
+      f'tasks.family={family} has no scripted agent to imitate: start from a '
+      'checkpoint or a model (model.source) with imitation.steps=0'
+    )
+  return SCRIPTS[family]

@@ -130,10 +130,12 @@ async def test_a_read_that_was_asked_before_is_a_duplicate_until_something_is_wr
     return tools.Call(f'c{len(made)}', name, arguments)
 
   log, made = record.Record(formats.load(), time.monotonic), []
-  await log.run([call('look', at='x'), call('look', at='y')], Env(), 8)
+  await log.run(
+    [call('look', at='x'), call('look', at='y')], Env(), most=8, seconds=9.0
+  )
   assert log.duplicates == 0
-  await log.run([call('look', at='x')], Env(), 8)
+  await log.run([call('look', at='x')], Env(), most=8, seconds=9.0)
   assert log.duplicates == 1
-  await log.run([call('change'), call('look', at='x')], Env(), 8)
-  await log.run([call('change'), call('change')], Env(), 8)
+  await log.run([call('change'), call('look', at='x')], Env(), most=8, seconds=9.0)
+  await log.run([call('change'), call('change')], Env(), most=8, seconds=9.0)
   assert (log.duplicates, log.calls) == (1, 7)

@@ -116,14 +116,29 @@ def test_a_row_shorter_than_a_span_scores_as_the_start_of_a_longer_one(length):
 
 
 def test_each_of_the_tokens_of_a_span_counts_by_how_far_back_it_is():
-  token, _, segment = packed((0, tokens(10)), (10, tokens(9, seed=1)))
-  before_JBT = np.asarray(transformer._before(token, segment, 3))
+  token, position, segment = packed((0, tokens(10)), (10, tokens(9, seed=1)))
+  rows = token, position, segment, None
+  before_JBT = np.asarray(transformer._before(*rows, 3))
   assert before_JBT.shape == (3, 2, T)
   for j, before in enumerate(before_JBT[:, 0, :19], 1):
     for start, end in ((0, 10), (10, 19)):
       assert before[start : start + j].tolist() == [-1] * j
       assert before[start + j : end].tolist() == token[0, start : end - j].tolist()
-  assert transformer._before(token, segment, 0).shape == (0, 2, T)
+  assert transformer._before(*rows, 0).shape == (0, 2, T)
+
+
+def test_the_tokens_before_a_tail_are_the_last_of_its_prefix():
+  token = np.arange(12, dtype=np.int32)[None]
+  segment = np.int32([[1, 1, 1, 2, 2, 3, 4, 4, 5, 5, 0, 0]])
+  prefix = np.int32([[0, 0, 0, 1, 1, 1, 0, 0, 4, 4, 0, 0]])
+  position = np.int32([[0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 0, 1]])
+  before = transformer._before(token, position, segment, prefix, 3)
+  want = [
+    [-1, 0, 1, 2, 3, 2, -1, 6, 7, 8, -1, 10],
+    [-1, -1, 0, 1, 2, 1, -1, -1, 6, 7, -1, -1],
+    [-1, -1, -1, 0, 1, 0, -1, -1, -1, 6, -1, -1],
+  ]
+  assert np.asarray(before)[:, 0].tolist() == want
 
 
 @pytest.mark.parametrize('at', [(0, 5), (0, 27), (59, 10)])

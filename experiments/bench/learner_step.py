@@ -1,20 +1,29 @@
 """Speed of the learner's step on a 135M-parameter dense model, against this machine.
 
   python -m experiments.bench.learner_step [--rows=4 --row_length=1024 --micro=4]
+  python -m experiments.bench.learner_step --config=experiments/configs/smollm2.py
 
-The model has SmolLM2-135M's shape (30 layers, D 576, F 1536, 9 query and 3 key heads of
-64, vocabulary 49,152) with random weights; the batch is synthetic: half of the tokens
-sampled, kept sets of up to K = 64 ids, 47 % of them singletons. Steps and a 2048-square
-float32 matrix product alternate in one process, so that their ratio survives a busy
-machine. `peak_share` counts the FLOPs that a step needs (6 per trunk parameter and
-token, attention, kept-set head; neither recomputation nor the optimiser) over the rate
-of that product (DESIGN.md 12.15). Also prints where the time goes: the forward pass,
-the gradient, the optimiser. The last line is JSON:
+The second form steps on recorded episodes of the config's own model, and torch does the
+same beside it (experiments/bench/learner_step_recorded.py); `--run_dir` takes them from
+a run. The model of the first has SmolLM2-135M's shape (30 layers, D 576, F 1536, 9
+query and 3 key heads of 64, vocabulary 49,152) with random weights; the batch is
+synthetic: half of the tokens sampled, kept sets of up to K = 64 ids, 47 % of them
+singletons. Steps and a 2048-square float32 matrix product alternate in one process, so
+that their ratio survives a busy machine. `peak_share` counts the FLOPs that a step
+needs (6 per trunk parameter and token, attention, kept-set head; neither recomputation
+nor the optimiser) over the rate of that product (DESIGN.md 12.15). Also prints where
+the time goes: the forward pass, the gradient, the optimiser. The last line is JSON:
 
   {"tokens_per_s": .., "peak_share": .., ...}
+
+and with --config
+
+  {"trained_tokens_per_s": .., "vs_torch": .., "peak_share": .., "peak_gib": ..,
+   "torch_peak_gib": .., ...}
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 import json
 import statistics
@@ -23,13 +32,16 @@ import time
 from absl import app, flags
 import jax
 import jax.numpy as jnp
+from ml_collections import config_flags
 import numpy as np
 
 from experiments import program
-from swe17 import config, types
+from experiments.bench import learner_step_recorded as recorded
+from swe17 import config, settings, types
 from swe17.learner import batching, optimizer, update
 from swe17.learner import state as st
 from swe17.model import params as p
+from swe17.model import source
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _ROWS = flags.DEFINE_integer(
@@ -43,6 +55,18 @@ _MICRO = flags.DEFINE_integer(
 )
 _REPEATS = flags.DEFINE_integer(
   'repeats', 1, 'steps timed', lower_bound=1, flag_values=FLAGS
+)
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', None, 'of the recorded batch and its model', flag_values=FLAGS
+)
+_RUN = flags.DEFINE_string(
+  'run_dir', '', 'run whose stored groups are stepped on', flag_values=FLAGS
+)
+_TORCH_TOKENS = flags.DEFINE_integer(
+  'torch_tokens', 2048, "tokens of torch's micro-batch", 1, flag_values=FLAGS
+)
+_TORCH_HEAD = flags.DEFINE_enum(
+  'torch_head', 'all', ('all', 'sampled'), 'where torch has logits', flag_values=FLAGS
 )
 _REMAT = flags.DEFINE_bool(
   'remat', False, 'recompute layers in the backward pass', flag_values=FLAGS
@@ -133,9 +157,20 @@ def seconds(fn: Callable[[], object]) -> float:
   return time.perf_counter() - began
 
 
+def beside_torch() -> dict[str, object]:
+  """The figures of `--config`'s recorded batch."""
+  cfg = settings.resolve(_CONFIG.value)
+  cfg = dataclasses.replace(cfg, model=source.settle(cfg.model))
+  options = recorded.Options(_REPEATS.value, _TORCH_TOKENS.value, _TORCH_HEAD.value)
+  return recorded.compare(cfg, recorded.recorded(_RUN.value, cfg), options)
+
+
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'got arguments {argv[1:]}, want flags only')
+  if _CONFIG.value is not None:
+    print(json.dumps(beside_torch()), flush=True)
+    return
   M, B, T = _MICRO.value, _ROWS.value, _LENGTH.value
   cfg, loss = model(_REMAT.value), config.Loss()
   tx = optimizer.make(config.Optim(), optimizer.schedule(config.Optim()))

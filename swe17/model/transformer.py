@@ -81,8 +81,8 @@ def _before(
   first_BT = _first(segment_BT, prefix_BT)
   found = []
   for j in range(1, J + 1):
-    same_BT = segment_BT[:, j:] == segment_BT[:, :-j]
-    same_BT = jnp.pad(same_BT, ((0, 0), (j, 0)))
+    same_BT = segment_BT == jnp.roll(segment_BT, j, axis=1)
+    same_BT &= (jnp.arange(segment_BT.shape[1]) >= j)[None, :]
     # Positions run on from the prefix: position p of it lies p after its first token.
     back_BT = position_BT - j
     there_BT = jnp.take_along_axis(token_BT, first_BT + jnp.maximum(back_BT, 0), axis=1)

@@ -62,6 +62,7 @@ TREES = [
 EXTRAS = {
   'retrieval': TREES,
   'hf': ['safetensors>=0.6', 'gguf>=0.17'],  # load and export others' checkpoints
+  'bench': ['xllamacpp>=2026.10'],  # llama.cpp, beside which the sampler is measured
   'agents': ['mini-swe-agent>=2.4,<3'],  # agent.harness=mini_swe_agent
   'ray': ['ray>=2.50'],  # sampler and rollout pools on many machines
   'tpu': ['jax[tpu]>=0.10'],

@@ -10,7 +10,7 @@ import pytest
 from swe17 import config, config_model, types
 from swe17.model import params as p
 from swe17.model import transformer
-from swe17.sampler import decode, engine
+from swe17.sampler import engine, layout
 from tests import sampler_engine_test as engines
 from tests.sampler_engine_test import answers, ask, FILTERED, prompt, serving, WAIT
 
@@ -222,12 +222,13 @@ def test_other_families_draw_in_pages_what_the_learner_scores(family):
 
 
 def test_weights_laid_out_for_decoding_are_the_same_and_take_the_place_of_the_old():
-  first = decode.unstacked(engines.weights(0), None, engines.MODEL)
-  second = decode.unstacked(engines.weights(1), first, engines.MODEL)
+  first = layout.unstacked(engines.weights(0), None, 'float32')
+  second = layout.unstacked(engines.weights(1), first, 'float32')
   assert jax.tree.leaves(first.layers)[0].is_deleted()
-  for a, b in zip(
-    jax.tree.leaves(second.layers),
-    jax.tree.leaves(p.layers(engines.weights(1))),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(a, b)
+  for got, want in zip(second.layers, p.layers(engines.weights(1)), strict=True):
+    np.testing.assert_array_equal(got.attn_norm_ND, want.attn_norm_ND)
+    np.testing.assert_array_equal(got.mlp.wg_NDF.w, want.mlp.wg_NDF.T)
+    q_QHD = np.moveaxis(np.asarray(want.attn.wq_NDQH), 0, 2)
+    np.testing.assert_array_equal(got.attn.wq_NDQH.w, q_QHD)
+    o_DO = np.asarray(want.attn.wo_NQHD).reshape(64, 64).T
+    np.testing.assert_array_equal(got.attn.wo_NQHD.w, o_DO)

@@ -257,4 +257,6 @@ def _each(params: p.Params | p.Unstacked) -> tuple[p.Layers, ...]:
 
 def logits(params: p.Params | p.Unstacked, hidden_BTD: jax.Array) -> jax.Array:
   """Vocabulary logits, float32 [B, T, V]."""
+  if isinstance(params, p.Unstacked):
+    return layers.project(hidden_BTD, layers.Turned(params.unembed_VD))
   return layers.project(hidden_BTD, params.unembed_VD.T)

@@ -143,33 +143,3 @@ def jitted(cfg: config.Model, K: int, steps: int) -> Programs:
     jax.jit(kv.copy, donate_argnums=0),
     jax.jit(lambda routes_PSNK, page_X: routes_PSNK[page_X]),
   )
-
-
-def unstacked(
-  params: p.Params, old: p.Unstacked | None, cfg: config.Model
-) -> p.Unstacked:
-  """Weights as the programs read them quickest. `old` is overwritten, and gone."""
-  spare = _zeros(params, cfg) if old is None else old.layers
-  return p.Unstacked(
-    embed_VD=params.embed_VD,
-    prev_JDD=params.prev_JDD,
-    layers=_layers(params, spare, dtype=cfg.dtype),
-    norm_D=params.norm_D,
-    head_VD=params.head_VD,
-  )
-
-
-def _zeros(params: p.Params, cfg: config.Model) -> tuple[p.Layers, ...]:
-  shapes = jax.eval_shape(p.layers, params)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, cfg.dtype), shapes)
-  return jax.device_put(zeros, jax.devices()[0])  # committed, as `old` will be
-
-
-# `old` gives its buffers: kept as an input, the output is written into them.
-@functools.partial(
-  jax.jit, static_argnames='dtype', donate_argnames='old', keep_unused=True
-)
-def _layers(
-  params: p.Params, old: tuple[p.Layers, ...], *, dtype: str
-) -> tuple[p.Layers, ...]:
-  return jax.tree.map(lambda w: w.astype(dtype), p.layers(params))

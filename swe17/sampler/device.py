@@ -13,7 +13,7 @@ import numpy as np
 from swe17 import config
 from swe17.model import cache as kv
 from swe17.model import params as p
-from swe17.sampler import check, decode, scheduler
+from swe17.sampler import check, decode, layout, scheduler
 
 _COPIES = 8  # pages copied in a dispatch
 _READ = 4  # pages of routes read in a dispatch
@@ -72,7 +72,7 @@ class Device:
     if self._apart:
       old = self._params
       assert not isinstance(old, p.Params)
-      self._params = decode.unstacked(params, old, self._model)
+      self._params = layout.unstacked(params, old, self._model.dtype)
     else:
       self._params = params
 

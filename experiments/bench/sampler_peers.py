@@ -77,6 +77,8 @@ def llama_peer(lib: Any, path: pathlib.Path, threads: int, rows: int) -> Peer:
   params.cache_type_k = params.cache_type_v = lib.ggml_type.GGML_TYPE_F32
   params.warmup, params.verbosity = True, 0
   server = lib.Server(params)
+  plain.unlink()  # half a gigabyte; the server has it mapped
+  plain.parent.rmdir()
 
   def complete(slot: int, prompt: list[int], new: int) -> int:
     asked = {

@@ -38,7 +38,7 @@ def get_config() -> ml_collections.ConfigDict:
   cfg.imitation.lr = 1e-3
   cfg.sampler.processes, cfg.sampler.slots = 1, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64
-  cfg.sampler.decode_steps = 8
+  cfg.sampler.decode_steps, cfg.sampler.decode_widths = 8, '4'
   cfg.sampler.top_k = 64
   cfg.rollout.group_size = 8  # at first few episodes succeed
   cfg.rollout.eval_samples = 1

@@ -55,6 +55,7 @@ def run(cfg: config.Config, index: int) -> int:
     cfg=cfg.sampler,
     length=cfg.agent.max_context,
     swap=followed.swap,
+    pending=followed.pending,
   )
   says.set('compiling')
   serving.start()

@@ -58,6 +58,10 @@ class Weights:
     assert self._params is not None, 'no version yet'
     return self._params
 
+  def pending(self) -> bool:
+    """Whether `swap` has something to give, or to say."""
+    return self._staged is not None or self._error is not None
+
   def swap(self) -> tuple[p.Params, int] | None:
     """Applies a staged version in place, if there is one. Engine thread only.
 

@@ -79,6 +79,7 @@ class Imitation:
   rows: int = _f(4, 'packed rows a step')
   lr: float = _f(8e-3, 'peak learning rate')
   practice: float = _f(0.4, 'share of them that only practise edits, untested')
+  careful: float = _f(0.0, 'share of the others that a careful agent shows')
   context_weight: float = _f(0.1, 'loss weight of tokens the agent did not write')
 
   def __post_init__(self):

@@ -1,5 +1,6 @@
 """The warm start: which episodes it draws, and what a step of it computes."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from swe17 import config
-from swe17.learner import imitation, mesh, optimizer
+from swe17.learner import batching, imitation, mesh, optimizer
 from swe17.learner import state as st
 from swe17.store import groups as group_store
 from swe17.store import kv
@@ -103,6 +104,49 @@ def test_the_learning_rate_rises_falls_and_stays_below_its_peak():
   assert max(rates) == pytest.approx(0.01) and int(np.argmax(rates)) == 10
   assert rates[100] == pytest.approx(0.001)
   assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+
+
+def alike(groups: int) -> kv.Store:
+  """Scripted groups whose contexts all begin with the same 18 ids."""
+  store = kv.open('memory://')
+  for start in range(groups):
+    group = fixtures.group(start, (1.0, 1.0), width=0, turns=((20, 3), (2, 4)))
+    members = []
+    for e in group.episodes:
+      s = e.segments[0]
+      token_T = np.concatenate([np.arange(18, dtype=np.int32), s.token_T[18:]])
+      members.append(
+        dataclasses.replace(e, segments=(dataclasses.replace(s, token_T=token_T),))
+      )
+    group_store.append(store, dataclasses.replace(group, episodes=tuple(members)))
+  return store
+
+
+def test_a_prompt_that_weighs_nothing_is_shared_and_changes_no_loss():
+  batch = dataclasses.replace(CFG.batch, row_length=64)
+  shown = dataclasses.replace(CFG.imitation, context_weight=0.0, rows=2)
+  cfg = dataclasses.replace(CFG, batch=batch, imitation=shown)
+  episodes = imitation.Episodes(alike(4), 0)
+  episodes.wait(8, no)
+  assert episodes.prompt == 17
+  made = next(imitation.batches(episodes, cfg))
+  sampled = int(made.mask_MBT.sum())
+  # Two rows hold more episodes than whole ones would fit: 28 inputs each, 11 in a tail.
+  assert made.prefix_MBT is not None and sampled > 7 * (2 * 64 // 28)
+  alone = dataclasses.replace(batch, share_prompts=False)
+  items = imitation.Episodes(alike(4), 0)
+  items.wait(8, no)
+  taken = items.take(int(imitation.FILLED * 2 * (64 - 17)), 64, 17)
+  whole = batching.fill(
+    taken, micro=3, cfg=alone, K=1, denominator=float(sampled), context_weight=0.0
+  )
+  assert int(whole.mask_MBT.sum()) == sampled
+  tx = optimizer.make(CFG.optim, imitation.schedule(CFG.imitation))
+  losses = []
+  for of in (made, whole):
+    start = st.init(jax.tree.map(np.array, fixtures.params()), tx)
+    losses.append(float(imitation.step(cfg, DEVICES, start)(start, of)[1]['loss']))
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 DEVICES = mesh.open(CFG, fixtures.VOCAB)

@@ -178,8 +178,9 @@ def test_a_tail_that_does_not_fit_takes_a_copy_of_the_prefix_along():
   assert ((batch.segment_MBT > 0).sum(-1) == 29 + 3 * 20).any()
 
 
-def test_imitation_and_the_setting_off_share_nothing():
+def test_where_prompts_count_and_with_the_setting_off_nothing_is_shared():
   made = items()
+  assert fill(made, SHARED, context_weight=0.0).prefix_MBT.any()
   assert fill(made, ALONE).prefix_MBT is None
   assert fill(made, SHARED, context_weight=0.1).prefix_MBT is None
   same = fill(made, SHARED, context_weight=0.1)

@@ -34,7 +34,10 @@ def get_config() -> ml_collections.ConfigDict:
   cfg.agent.episode_seconds = 900.0
   cfg.imitation.episodes = 400
   cfg.imitation.steps, cfg.imitation.rows = 20, 2
-  cfg.imitation.practice = 0.2
+  # Edits without tests are for those who must learn to read anchors from nothing. What
+  # nobody sampled has no weight, so that the tools' text is computed once a row.
+  cfg.imitation.practice, cfg.imitation.careful = 0.0, 0.7
+  cfg.imitation.context_weight = 0.0
   cfg.imitation.lr = 1e-3
   cfg.sampler.processes, cfg.sampler.slots = 1, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64

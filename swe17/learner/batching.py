@@ -264,13 +264,13 @@ def fill(
     K: width of the padded kept sets; at least 1.
     denominator: what the summed loss is divided by.
     version: the learner's present weight version.
-    context_weight: for imitation: the weight of tokens nobody sampled, whose prompts
-      are not shared; None: only sampled tokens count.
+    context_weight: for imitation: the weight of tokens nobody sampled; above 0 prompts
+      are not shared, since theirs count too. None: only sampled tokens count.
     routes: (layers, experts a token, experts) of the routes to replay
       (`config.Model.routes`); None: the batch has none.
   """
   B, T = cfg.micro_rows, cfg.row_length
-  if context_weight is not None:
+  if context_weight:
     cfg = dataclasses.replace(cfg, share_prompts=False)
   rows, sets = layout(items, cfg, routes)
   shared = {i: s for s in sets for i in s.members}

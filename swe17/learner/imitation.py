@@ -33,6 +33,7 @@ class Episodes:
     self._seen: set[str] = set()
     self._segments: list[types.Segment] = []
     self._order: list[int] = []
+    self._prompt_T: np.ndarray | None = None  # what all of them begin with
 
   def wait(self, count: int, stopped: Callable[[], bool]) -> int:
     """Loads until `count` episodes are here or `stopped()`; how many there are."""
@@ -44,16 +45,23 @@ class Episodes:
         except ValueError as e:
           _log.warning('scripted group left out: %s', e)
           continue
-        self._segments += [s for e in group.episodes for s in e.segments]
+        for segment in (s for e in group.episodes for s in e.segments):
+          self._segments.append(segment)
+          self._prompt_T = _common(self._prompt_T, segment)
       if len(self._segments) >= count:
         break
       time.sleep(0.1)
     return len(self._segments)
 
-  def take(self, tokens: int, longest: int) -> list[batching.Item]:
+  @property
+  def prompt(self) -> int:
+    """Inputs that all episodes begin with, and may share (`batch.share_prompts`)."""
+    return 0 if self._prompt_T is None else max(self._prompt_T.size - 1, 0)
+
+  def take(self, tokens: int, longest: int, shared: int = 0) -> list[batching.Item]:
     """Items of about `tokens` tokens in all, none longer than `longest`.
 
-    ValueError if no episode is as short as that.
+    The first `shared` of each do not count. ValueError if no episode is short enough.
     """
     items: list[batching.Item] = []
     while True:
@@ -66,12 +74,22 @@ class Episodes:
         self._order = self._rng.permutation(len(self._segments)).tolist()
       segment = self._segments[self._order[-1]]
       size = segment.token_T.size - 1
-      if size > tokens and items:
+      if size - shared > tokens and items:
         return items
       self._order.pop()
       if size <= longest:
         items.append(batching.Item(segment, 1.0))
-        tokens -= size
+        tokens -= size - shared
+
+
+def _common(prompt_T: np.ndarray | None, segment: types.Segment) -> np.ndarray:
+  """The ids before anything sampled that are those of `prompt_T` too."""
+  own_T = segment.token_T[: int(np.argmax(segment.mask_T))]
+  if prompt_T is None:
+    return own_T
+  n = min(prompt_T.size, own_T.size)
+  differ = np.flatnonzero(prompt_T[:n] != own_T[:n])
+  return own_T[: int(differ[0]) if differ.size else n]
 
 
 def schedule(cfg: config.Imitation) -> optax.Schedule:
@@ -96,23 +114,24 @@ def step(cfg: config.Config, devices: mesh.Devices, like: st.State) -> Any:
 
 def batches(episodes: Episodes, cfg: config.Config) -> Iterator[st.Batch]:
   """The batches of the warm start, on the host: one a step."""
-  batch_cfg, rows = cfg.batch, cfg.imitation.rows
-  micro = -(-rows // batch_cfg.micro_rows)
-  room = int(FILLED * micro * batch_cfg.micro_rows * batch_cfg.row_length)
+  micro = -(-cfg.imitation.rows // cfg.batch.micro_rows)
   for _ in range(cfg.imitation.steps):
-    yield _fill(episodes, room, micro + 1, cfg)
+    yield _fill(episodes, micro, cfg)
 
 
-def _fill(episodes: Episodes, room: int, micro: int, cfg: config.Config) -> st.Batch:
-  items = episodes.take(room, cfg.batch.row_length)
-  weight = cfg.imitation.context_weight
+def _fill(episodes: Episodes, micro: int, cfg: config.Config) -> st.Batch:
+  """A batch that fills `micro` micro-batches; one more is there for what is left."""
+  weight, of = cfg.imitation.context_weight, cfg.batch
+  shared = episodes.prompt if of.share_prompts and not weight else 0
+  room = int(FILLED * micro * of.micro_rows * (of.row_length - shared))
+  items = episodes.take(room, of.row_length, shared)
   total = sum(
     float(np.where(item.segment.mask_T[1:], 1.0, weight).sum()) for item in items
   )
   return batching.fill(
     items,
-    micro=micro,
-    cfg=cfg.batch,
+    micro=micro + 1,
+    cfg=of,
     K=1,
     denominator=total,
     context_weight=weight,

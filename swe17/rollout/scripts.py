@@ -19,12 +19,17 @@ class Script:
   """How a family is shown."""
 
   agent: Agent  # works on training tasks, clumsily
+  careful: Agent  # works on them as well as it can
   practising: Agent | None = None  # works on `practice`, whose episodes have no outcome
   practice: Callable[[Sequence[types.Task]], list[types.Task]] | None = None
 
 
 def _clumsy(fmt: formats.Format, rng: random.Random) -> episode.Generate:
   return scripted.Scripted(fmt, rng, scripted.CLUMSY)
+
+
+def _careful(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return scripted.Scripted(fmt, rng, scripted.CAREFUL)
 
 
 def _practising(fmt: formats.Format, rng: random.Random) -> episode.Generate:
@@ -39,10 +44,14 @@ def _searching(fmt: formats.Format, rng: random.Random) -> episode.Generate:
   return searcher.Searcher(fmt, rng, searcher.CLUMSY)
 
 
+def _searching_well(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return searcher.Searcher(fmt, rng, searcher.CAREFUL)
+
+
 SCRIPTS: Mapping[str, Script] = {
-  repair.FAMILY: Script(_clumsy, _practising, _practice),
-  retrieval.FAMILY: Script(_searching),
-  retrieval.SMALL: Script(_searching, _searching, retrieval.practice),
+  repair.FAMILY: Script(_clumsy, _careful, _practising, _practice),
+  retrieval.FAMILY: Script(_searching, _searching_well),
+  retrieval.SMALL: Script(_searching, _searching_well, _searching, retrieval.practice),
 }
 
 

@@ -43,11 +43,14 @@ async def write(cfg: config.Config, world: episodes.World, says: status.Status) 
     rng = random.Random(f'{cfg.seed}/scripted/{index}')
     practises = rng.random() < cfg.imitation.practice and bool(practice)
     task = admission.task(practice if practises else world.train, cfg.seed, index)
+    careful = bool(cfg.imitation.careful) and rng.random() < cfg.imitation.careful
     if cfg.agent.harness:
-      style = scripted.PRACTICE if practises else scripted.CLUMSY
+      style = scripted.CAREFUL if careful else scripted.CLUMSY
+      style = scripted.PRACTICE if practises else style
       episode = await of_harness(task, rng, style, index)
     else:
-      show = script.practising if practises and script.practising else script.agent
+      show = script.careful if careful else script.agent
+      show = script.practising if practises and script.practising else show
       agent = show(world.fmt, rng)
       episode = await world.episode(task, agent, 'scripted', index, types.Sampling())
     if not practises:

@@ -6,6 +6,7 @@ is Q4_1, so that all compute the same.
 
 from collections.abc import Callable
 import concurrent.futures
+import importlib.util
 import json
 import pathlib
 import tempfile
@@ -23,11 +24,10 @@ def open_all(source: str, threads: int, rows: int) -> dict[str, Peer]:
   """Every peer that is installed, by name."""
   path = source_file.resolve(source)
   made = {'transformers': transformers_peer(path, threads)}
-  try:
-    import xllamacpp
-  except ImportError:
-    print('xllamacpp is not installed: llama.cpp is left out')
+  if importlib.util.find_spec('xllamacpp') is None:
+    print('xllamacpp is not installed (.[bench]): llama.cpp is left out')
     return made
+  xllamacpp = importlib.import_module('xllamacpp')
   made['llama_cpp'] = llama_peer(xllamacpp, path, threads, rows)
   return made
 

@@ -60,7 +60,7 @@ async def end_in_a_frame(home: Sampler) -> None:
 @pytest.mark.parametrize(
   'hurt',
   [Sampler.die, end_in_error, end_early, end_in_a_frame],
-  ids=str,
+  ids=lambda hurt: hurt.__name__,
 )
 async def test_tokens_that_arrived_are_kept_and_the_rest_is_drawn_elsewhere(rig, hurt):
   result, home, other = await died_in_mid_answer(rig, hurt)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swe17 import config, config_model, types
-from swe17.learner import batching, prompts, replay, update
+from swe17.learner import batching, packing, prompts, replay, update
 from swe17.learner import state as st
 from swe17.model import transformer
 from tests import fixtures, routed
@@ -211,15 +211,24 @@ def test_any_segments_are_packed_once_and_overfill_no_row(sizes):
   lengths = [s.token_T.size - 1 for s in made]
   sets = prompts.shared(made, T)
   assert sorted(i for s in sets for i in s.members) == list(range(len(made)))
-  rows = batching.pack(lengths, T, sets)
-  assert sorted(i for row in rows for i in row) == list(range(len(made)))
-  of = {i: s for s in sets for i in s.members}
   for s in sets:
     heads = {made[i].token_T[: s.prefix + 1].tobytes() for i in s.members}
     assert len(heads) == 1 or not s.prefix
-  for row in rows:
-    tails = sum(lengths[i] - of[i].prefix for i in row)
-    assert tails + sum(s.prefix for s in {of[i] for i in row}) <= T
+  laid, found = packing.layout(made, SHARED)
+  assert len(laid) <= len(packing.pack(lengths, T))
+  for rows, of in ((packing.pack(lengths, T, sets), sets), (laid, found)):
+    assert sorted(i for row in rows for i in row) == list(range(len(made)))
+    held = packing.held(rows, lengths, of)
+    assert all(inputs <= T and count <= 64 for inputs, count in held)
+
+
+def test_a_set_is_dealt_out_evenly_where_that_takes_fewer_rows():
+  # First fit puts the two longest together, which leaves ten places empty.
+  sets = [prompts.Shared(20, tuple(range(6)))]
+  lengths = [20 + n for n in (20, 20, 15, 15, 15, 15)]
+  assert len(packing.pack(lengths, 70, sets)) == 3
+  rows = packing.bundled(lengths, 70, sets)
+  assert packing.held(rows, lengths, sets) == [(70, 4), (70, 4)]
 
 
 # The same numbers.

@@ -105,6 +105,7 @@ setuptools.setup(
     include=['swe17', 'swe17.*', 'launch', 'launch.*', 'experiments', 'experiments.*']
   ),
   package_data={
+    'experiments.bench': ['data/*'],
     'swe17.env': ['data/*'],
     'swe17.agent': ['data/*'],
     'swe17.metrics': ['*.j2'],

@@ -17,7 +17,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import episode
-from swe17.learner import batching, summary
+from swe17.learner import batching, packing, summary
 from swe17.ops import routing
 from swe17.sampler import engine
 from tests import fixtures
@@ -159,7 +159,7 @@ def packed():
   batch = batching.fill(items, micro=1, cfg=cfg, K=1, denominator=1.0)
   placed = np.full((3, 40, K), -1, np.int32)
   order = sorted(range(3), key=lambda i: (-routes[i].shape[0], i))
-  layout = batching.pack([r.shape[0] for r in routes], 40)
+  layout = packing.pack([r.shape[0] for r in routes], 40)
   assert sorted(i for row in layout for i in row) == sorted(order)
   for r, row in enumerate(layout):
     at = 0

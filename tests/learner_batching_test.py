@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swe17 import config, types
-from swe17.learner import batching
+from swe17.learner import batching, packing
 from tests import fixtures
 
 LOSS = config.Loss()
@@ -145,22 +145,22 @@ def test_every_segment_of_an_episode_carries_its_one_advantage():
 
 
 def test_pack_is_first_fit_longest_first():
-  assert batching.pack([3, 8, 5, 2, 7], 10) == [[1, 3], [4, 0], [2]]
+  assert packing.pack([3, 8, 5, 2, 7], 10) == [[1, 3], [4, 0], [2]]
 
 
 def test_ties_go_by_index_and_an_exact_fit_fits():
-  assert batching.pack([5, 5, 5, 5], 10) == [[0, 1], [2, 3]]
-  assert batching.pack([], 10) == []
+  assert packing.pack([5, 5, 5, 5], 10) == [[0, 1], [2, 3]]
+  assert packing.pack([], 10) == []
 
 
 def test_an_item_longer_than_a_row_is_refused():
   with pytest.raises(ValueError, match='11 tokens does not fit a row of 10'):
-    batching.pack([11], 10)
+    packing.pack([11], 10)
 
 
 def test_packing_holds_every_item_once_and_overfills_no_row():
   sizes = np.random.default_rng(0).integers(1, 64, 200).tolist()
-  rows = batching.pack(sizes, 64)
+  rows = packing.pack(sizes, 64)
   assert sorted(i for row in rows for i in row) == list(range(200))
   assert all(sum(sizes[i] for i in row) <= 64 for row in rows)
   assert len(rows) <= -(-sum(sizes) // 64) * 1.25
@@ -256,7 +256,7 @@ def test_more_episodes_than_the_step_can_sum_are_refused():
 
 
 def test_a_row_takes_a_bounded_number_of_segments():
-  rows = batching.pack([1] * 130, 1000)
+  rows = packing.pack([1] * 130, 1000)
   assert [len(row) for row in rows] == [64, 64, 2]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swe17 import config, config_model, types
-from swe17.learner import batching, prompts, replay, update
+from swe17.learner import batching, packing, prompts, replay, update
 from swe17.learner import state as st
 from swe17.model import transformer
 from tests import fixtures, routed
@@ -21,7 +21,12 @@ ALONE = dataclasses.replace(SHARED, share_prompts=False)
 
 MODELS = {
   'dense': dataclasses.replace(fixtures.MODEL, attention_chunk=40),
-  'routed': dataclasses.replace(routed.MODEL, attention_chunk=40),
+  'routed': dataclasses.replace(
+    routed.MODEL,
+    attention_chunk=40,
+    layers=2,
+    moe=dataclasses.replace(routed.MODEL.moe, first_dense=0),
+  ),
   'latent': dataclasses.replace(
     fixtures.MODEL,
     attention_chunk=40,
@@ -212,43 +217,54 @@ def test_any_segments_are_packed_once_and_overfill_no_row(sizes):
   lengths = [s.token_T.size - 1 for s in made]
   sets = prompts.shared(made, T)
   assert sorted(i for s in sets for i in s.members) == list(range(len(made)))
-  rows = batching.pack(lengths, T, sets)
-  assert sorted(i for row in rows for i in row) == list(range(len(made)))
-  of = {i: s for s in sets for i in s.members}
   for s in sets:
     heads = {made[i].token_T[: s.prefix + 1].tobytes() for i in s.members}
     assert len(heads) == 1 or not s.prefix
-  for row in rows:
-    tails = sum(lengths[i] - of[i].prefix for i in row)
-    assert tails + sum(s.prefix for s in {of[i] for i in row}) <= T
+  laid, found = packing.layout(made, SHARED)
+  assert len(laid) <= len(packing.pack(lengths, T))
+  for rows, of in ((packing.pack(lengths, T, sets), sets), (laid, found)):
+    assert sorted(i for row in rows for i in row) == list(range(len(made)))
+    held = packing.held(rows, lengths, of)
+    assert all(inputs <= T and count <= 64 for inputs, count in held)
+
+
+def test_a_set_is_dealt_out_evenly_where_that_takes_fewer_rows():
+  # First fit puts the two longest together, which leaves ten places empty.
+  sets = [prompts.Shared(20, tuple(range(6)))]
+  lengths = [20 + n for n in (20, 20, 15, 15, 15, 15)]
+  assert len(packing.pack(lengths, 70, sets)) == 3
+  rows = packing.bundled(lengths, 70, sets)
+  assert packing.held(rows, lengths, sets) == [(70, 4), (70, 4)]
 
 
 # The same numbers.
 
 
-def lose(params, micro: st.Batch, model: config.Model) -> tuple[jax.Array, tuple]:
+def lose(params, micro: st.Batch, model: config.Model) -> jax.Array:
   """A loss of every trained token's own, by the step's forward pass."""
   hidden_BTD, _ = update._hidden(params, micro, model, replay.recorded(micro))
   logp_BTV = jax.nn.log_softmax(transformer.logits(params, hidden_BTD))
   logp_BT1 = jnp.take_along_axis(logp_BTV, micro.target_MBT[:, :, None], axis=-1)
-  return jnp.sum(jnp.where(micro.mask_MBT, logp_BT1[..., 0] * micro.adv_MBT, 0)), ()
+  return jnp.sum(jnp.where(micro.mask_MBT, logp_BT1[..., 0] * micro.adv_MBT, 0))
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def gradient(params, batch: st.Batch, model: config.Model):
-  total, _, grad = update.accumulate(
-    functools.partial(lose, model=model), params, batch
-  )
-  return total, grad
+  micro = jax.tree.map(lambda x: x[0] if x.ndim else x, batch)
+  return jax.value_and_grad(lose)(params, micro, model)
 
 
 @pytest.mark.parametrize('name', MODELS)
 def test_loss_and_gradient_are_those_of_whole_segments(name):
   """In float64, but for norms and hidden states, which are float32."""
   model = MODELS[name]
-  made = items(model.routes)
-  batches = [fill(made, cfg, routes=model.routes) for cfg in (SHARED, ALONE)]
-  assert batches[0].micro < batches[1].micro
+  batches = [
+    fill(items(model.routes), dataclasses.replace(cfg, micro_rows=6), micro=1,
+         routes=model.routes)
+    for cfg in (SHARED, ALONE)
+  ]  # fmt: skip
+  rows = [int((b.segment_MBT > 0).any(-1).sum()) for b in batches]
+  assert rows[0] < rows[1]
   none = np.zeros_like(batches[1].segment_MBT)
   batches[1] = dataclasses.replace(batches[1], prefix_MBT=none)  # compiled once
   with jax.enable_x64(True):

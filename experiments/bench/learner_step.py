@@ -62,6 +62,9 @@ _CONFIG = config_flags.DEFINE_config_file(
 _RUN = flags.DEFINE_string(
   'run_dir', '', 'run whose stored groups are stepped on', flag_values=FLAGS
 )
+_RECORD = flags.DEFINE_bool(
+  'record', False, "make those of --run_dir the recorded file's", flag_values=FLAGS
+)
 _TORCH_TOKENS = flags.DEFINE_integer(
   'torch_tokens', 2048, "tokens of torch's micro-batch", 1, flag_values=FLAGS
 )
@@ -162,7 +165,11 @@ def beside_torch() -> dict[str, object]:
   cfg = settings.resolve(_CONFIG.value)
   cfg = dataclasses.replace(cfg, model=source.settle(cfg.model))
   options = recorded.Options(_REPEATS.value, _TORCH_TOKENS.value, _TORCH_HEAD.value)
-  return recorded.compare(cfg, recorded.recorded(_RUN.value, cfg), options)
+  groups = recorded.recorded(_RUN.value, cfg)
+  if _RECORD.value:
+    recorded.RECORDED.parent.mkdir(exist_ok=True)
+    recorded.RECORDED.write_bytes(recorded.pack(groups))
+  return recorded.compare(cfg, groups, options)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -113,6 +113,7 @@ def compare(
     'torch_peak_gib': round(theirs['peak_bytes'] / _GIB, 2),
     'torch_trained_tokens_per_s': round(trained / theirs['seconds'], 2),
     'torch_head': options.torch_head,
+    'cpu_seconds': [round(x['cpu_seconds'], 1) for x in (ours, theirs)],
     'gemm_gflops': round(ours['gemm'] / 1e9, 1),
     'torch_gemm_gflops': round(theirs['gemm'] / 1e9, 1),
     'loss': [ours['loss'], theirs['loss']],

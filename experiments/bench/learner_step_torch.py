@@ -108,10 +108,10 @@ def main(folder: pathlib.Path) -> dict[str, Any]:
     return time.perf_counter() - began
 
   timed_product()
-  first, seconds, products = {}, [], []
+  first, seconds, cpu, products = {}, [], [], []
   for i in range(options['repeats'] + 1):
     before = timed_product()
-    began = time.perf_counter()
+    began, used_before = time.perf_counter(), time.process_time()
     optimiser.zero_grad(set_to_none=True)
     total = 0.0
     for rows in micro:
@@ -124,12 +124,14 @@ def main(folder: pathlib.Path) -> dict[str, Any]:
     print(f'torch: step {i} {took:.2f} s, loss {total:.6f}', flush=True)
     if i:
       seconds.append(took)
+      cpu.append(time.process_time() - used_before)
       products += [before, timed_product()]
     else:
       first = {'loss': total, 'grad_norm': norm}
   return {
     **first,
     'seconds': statistics.median(seconds),
+    'cpu_seconds': statistics.median(cpu),
     'gemm': 2 * SQUARE**3 / min(products),
     'peak_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
   }

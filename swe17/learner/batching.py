@@ -1,8 +1,8 @@
 """From groups to a batch: rewards, advantages, and packed rows. Host side, numpy.
 
 A group's rewards are shaped by `rewards`, from raw outcomes; its baseline is over
-episodes, never rows. Segments are packed first-fit, longest first, into rows of a fixed
-length, so that one compiled shape serves every step; those that begin alike share what
+episodes, never rows. Segments are packed into rows of a fixed length, so that one
+compiled shape serves every step (learner/packing.py); those that begin alike share what
 they have in common (learner/prompts.py).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from swe17 import config, types
 from swe17 import kept as kept_sets
-from swe17.learner import prompts, rewards
+from swe17.learner import packing, prompts, rewards
 from swe17.learner import state as st
 from swe17.metrics import records
 
@@ -169,81 +169,6 @@ def _every_version(members: Sequence[types.Episode]) -> dict[int, int]:
   return {v: v for v in versions if v is not None}
 
 
-def pack(
-  lengths: Sequence[int],
-  row_length: int,
-  sets: Sequence[prompts.Shared] | None = None,
-) -> list[list[int]]:
-  """Rows of item indices: first fit, longest first, ties by index.
-
-  Members of a set follow each other. One goes to a row that has their prefix, if it
-  fits one, and else with the prefix to another. A row takes `state.SEGMENTS_A_ROW`
-  segments at most, prefixes included.
-
-  Args:
-    lengths: of items, prefix included.
-    row_length: what a row takes.
-    sets: who shares a prefix, every item in one; None: nobody does.
-
-  Raises:
-    ValueError: an item is longer than a row.
-  """
-  for length in lengths:
-    if length > row_length:
-      raise ValueError(
-        f'a segment of {length} tokens does not fit a row of {row_length}; '
-        'raise batch.row_length or lower agent.max_context'
-      )
-  rows: list[list[int]] = []
-  room: list[int] = []
-  places: list[int] = []  # segments that a row may take yet
-  sets = prompts.alone(len(lengths)) if sets is None else sets
-  ordered = [
-    (s.prefix, sorted(s.members, key=lambda i: (-lengths[i], i))) for s in sets
-  ]
-  for prefix, members in sorted(ordered, key=lambda s: (-lengths[s[1][0]], s[1])):
-    here: list[int] = []  # rows that have the prefix
-    for i in members:
-      tail = lengths[i] - prefix
-      fits = (r for r in here if room[r] >= tail and places[r])
-      at = next(fits, None)
-      if at is None:
-        taken = 1 + bool(prefix)
-        fits = (
-          r for r, free in enumerate(room) if free >= lengths[i] and places[r] >= taken
-        )
-        at = next(fits, len(rows))
-        if at == len(rows):
-          rows.append([])
-          room.append(row_length)
-          places.append(st.SEGMENTS_A_ROW)
-        here.append(at)
-        room[at] -= prefix
-        places[at] -= taken - 1
-      rows[at].append(i)
-      room[at] -= tail
-      places[at] -= 1
-  return rows
-
-
-def layout(
-  items: Sequence[Item],
-  cfg: config.Batch,
-  routes: tuple[int, int, int] | None = None,
-) -> tuple[list[list[int]], list[prompts.Shared]]:
-  """Rows of item indices, and who shares a prefix in them.
-
-  Prompts are shared if `cfg` says so, unless that takes more rows.
-  """
-  lengths = [item.segment.token_T.size - 1 for item in items]
-  rows, sets = pack(lengths, cfg.row_length), prompts.alone(len(items))
-  if not cfg.share_prompts:
-    return rows, sets
-  shared = prompts.shared([item.segment for item in items], cfg.row_length, routes)
-  fewer = pack(lengths, cfg.row_length, shared)
-  return (fewer, shared) if len(fewer) <= len(rows) else (rows, sets)
-
-
 def fill(
   items: Sequence[Item],
   *,
@@ -272,7 +197,7 @@ def fill(
   B, T = cfg.micro_rows, cfg.row_length
   if context_weight:
     cfg = dataclasses.replace(cfg, share_prompts=False)
-  rows, sets = layout(items, cfg, routes)
+  rows, sets = packing.layout([item.segment for item in items], cfg, routes)
   shared = {i: s for s in sets for i in s.members}
   if len(rows) > micro * B:
     raise ValueError(f'got {len(rows)} rows, want at most {micro} x {B}')

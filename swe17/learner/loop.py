@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from swe17 import config
-from swe17.learner import batching, buffer, optimizer, process, summary
+from swe17.learner import batching, buffer, optimizer, packing, process, summary
 from swe17.learner import state as st
 from swe17.learner import team as teams
 from swe17.metrics import alarms, records
@@ -213,8 +213,8 @@ def _no_signal(run_: process.Run, assembled: batching.Assembled) -> None:
 def _fill(run_: process.Run, items: Sequence[batching.Item], episodes: int) -> st.Batch:
   """The batch of `items`, on the host; `episodes` of them count in the denominator."""
   cfg = run_.cfg
-  sizes = [item.segment.token_T.size - 1 for item in items]
-  rows = len(batching.pack(sizes, cfg.batch.row_length))
+  segments = [item.segment for item in items]
+  rows = len(packing.layout(segments, cfg.batch, cfg.model.routes)[0])
   # A static size for the usual batch; a larger one (several batches without signal
   # before it) costs one more compilation.
   usual = -(-cfg.batch.groups * cfg.rollout.group_size // cfg.batch.micro_rows)

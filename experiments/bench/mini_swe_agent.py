@@ -9,7 +9,7 @@ before that step: what the segments train is what the engine drew, id by id and 
 turn; each drawn token is trained exactly once. Below `--submitted` own submits the
 bench fails.
 
-Two quiet cores: about 10 minutes, most of them imitation. The last line is JSON:
+Two quiet cores: about 7 minutes, most of them imitation. The last line is JSON:
 
   {"episodes": 20, "submitted": .., "solved": .., "trained_tokens": ..,
    "sampled_tokens": ..}
@@ -48,9 +48,9 @@ from swe17.store import kv
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _SEED = flags.DEFINE_integer('seed', 0, 'seeds everything', flag_values=FLAGS)
-_STEPS = flags.DEFINE_integer('steps', 500, 'imitation steps', flag_values=FLAGS)
+_STEPS = flags.DEFINE_integer('steps', 400, 'imitation steps', flag_values=FLAGS)
 _SCRIPTED = flags.DEFINE_integer(
-  'scripted', 2000, 'scripted episodes to imitate', flag_values=FLAGS
+  'scripted', 1600, 'scripted episodes to imitate', flag_values=FLAGS
 )
 _TASKS = flags.DEFINE_integer(
   'tasks', 5, 'held-out tasks; 20 episodes in all', flag_values=FLAGS

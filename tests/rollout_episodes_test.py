@@ -17,7 +17,7 @@ def cfg(tmp_path) -> config.Config:
   rows = retrieval.read_table(retrieval.TABLES[retrieval.SMALL])
   sides = {
     'train': [r for r in rows if r.package == 'jwt'],
-    'heldout': [r for r in rows if r.package == 'sqlparse'],
+    'heldout': [r for r in rows if r.package == 'mistune'],
   }
   assert all(r.split == split for split, found in sides.items() for r in found)
   path = tmp_path / 'table.jsonl'

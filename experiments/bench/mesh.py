@@ -37,6 +37,7 @@ from experiments.bench import mesh_main
 from swe17.learner import optimizer
 
 DEVICES = 8
+_NONE = np.full((), np.nan)
 Arrays = dict[str, np.ndarray]
 
 
@@ -47,7 +48,8 @@ class Difference:
   Attributes:
     leaf: largest |gradient difference| over the leaf's largest |gradient|.
     worst: the leaf where that is.
-    exact: `leaf` with the float64 gradient in the place of one device's.
+    exact: `leaf` with the float64 gradient in the place of one device's; NaN if `want`
+      has none.
     model: the same over the largest |gradient| of all leaves.
     params: largest |parameter difference| over the RMS of the update, leaves of Muon.
     bitwise: all bits of gradient and parameters are equal.
@@ -65,7 +67,7 @@ def compare(got: Arrays, want: Arrays, start: Arrays) -> Difference:
   """Compares two results of mesh_main; `start` has the parameters before the step."""
   grads = [key for key in want if key.startswith('grad:')]
   by_leaf = {key: _apart(got[key], want[key]) / _largest(want[key]) for key in grads}
-  exact = {key: want[key.replace('grad:', 'float64:')] for key in grads}
+  exact: Arrays = {k: want.get(k.replace('grad:', 'float64:'), _NONE) for k in grads}
   worst = max(by_leaf, key=lambda key: by_leaf[key])
   largest = max(_largest(want[key]) for key in grads)
   params = 0.0

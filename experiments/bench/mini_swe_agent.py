@@ -38,7 +38,7 @@ from experiments import program
 from experiments.configs import mini_swe_agent
 from swe17 import config, settings, types
 from swe17.agent import episode as episodes
-from swe17.learner import batching, imitation, mesh, optimizer, update
+from swe17.learner import batching, imitation, mesh, optimizer, packing, update
 from swe17.metrics import status
 from swe17.model import params as p
 from swe17.rollout import episodes as worlds
@@ -208,9 +208,7 @@ def learn(
   if not made.items:
     print('no group has members with different outcomes: nothing to learn from')
     return {'trained_tokens': 0.0}, frozenset()
-  rows = batching.pack(
-    [item.segment.token_T.size - 1 for item in made.items], cfg.batch.row_length
-  )
+  rows, _ = packing.layout([item.segment for item in made.items], cfg.batch)
   batch = batching.fill(
     made.items,
     micro=-(-len(rows) // cfg.batch.micro_rows),

@@ -87,8 +87,10 @@ def main(argv: list[str]) -> int:
     for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'ALL_PROXY'):
       for variable in (name, name.lower()):
         os.environ.pop(variable, None)
+    import litellm
     from minisweagent import config
 
+    litellm.suppress_debug_info = True  # it has no price of our model, and says so
     settings = config.get_config_from_spec(argv[0] if argv else SETTINGS)
     _say(out, lock, {'id': '', 'exit': 'ready', 'error': ''})
     with futures.ThreadPoolExecutor(_THREADS) as pool:

@@ -280,15 +280,11 @@ async def episode(
   outcome = types.Outcome(0.0, 'not submitted')
   if submitted:
     outcome = await env.verify()
-  return types.Episode(
-    id=f'{group_id}.{member}',
-    task_id=task.id,
-    unit=task.unit,
-    group_id=group_id,
-    member=member,
-    status='invalid' if outcome.value is None else 'valid',
-    outcome=outcome,
-    solved_at=task.solved_at,
+  return record.episode(
+    task,
+    group_id,
+    member,
+    outcome,
     segments=log.segments(),
     turns=log.turns,
     calls=log.calls,

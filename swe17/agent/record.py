@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import json
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,26 @@ def _check_routes(result: types.GenerateResult, request: types.GenerateRequest) 
       f'sampler: got {rows} routes from token {start}, want those up to token {fed} '
       f'from {request.routes_from} or before'
     )
+
+
+def episode(
+  task: types.Task, group_id: str, member: int, outcome: types.Outcome, **known: Any
+) -> types.Episode:
+  """An attempt at a task and how it ended; `known`: the fields that were recorded.
+
+  Without an outcome it is invalid: outside statistics and loss.
+  """
+  return types.Episode(
+    id=f'{group_id}.{member}',
+    task_id=task.id,
+    unit=task.unit,
+    group_id=group_id,
+    member=member,
+    status='invalid' if outcome.value is None else 'valid',
+    outcome=outcome,
+    solved_at=task.solved_at,
+    **known,
+  )
 
 
 class Tokens:

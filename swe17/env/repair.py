@@ -22,7 +22,7 @@ import pathlib
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import anchors, base, faults, functions, grader
+from swe17.env import anchors, base, faults, functions, grader, table
 
 FAMILY = 'repair_functions'
 TABLE = pathlib.Path(__file__).parent / 'data' / f'{FAMILY}.jsonl'
@@ -55,15 +55,7 @@ def prompt(function: str) -> str:
 
 def read_table(path: pathlib.Path) -> list[Row]:
   """All rows of a table file. ValueError names the line that is not a row."""
-  if not path.is_file():
-    raise ValueError(f'tasks.table: no file {str(path)!r}')
-  rows = []
-  for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
-    try:
-      rows.append(Row(**json.loads(line)))
-    except (json.JSONDecodeError, TypeError) as e:
-      raise ValueError(f'{path}, line {number}: not a row of the table: {e}') from e
-  return rows
+  return table.read(path, Row)
 
 
 def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:

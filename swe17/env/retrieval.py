@@ -21,15 +21,7 @@ import random
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import (
-  base,
-  questions,
-  score,
-  search,
-  small_trees,
-  symbols,
-  trees,
-)
+from swe17.env import base, questions, score, search, small_trees, symbols, table, trees
 
 FAMILY, SMALL = 'retrieval', 'retrieval_small'
 SOLVED_AT = 0.9
@@ -66,15 +58,7 @@ class Asked:
 
 def read_table(path: pathlib.Path) -> list[Row]:
   """All rows of a table file. ValueError names the line that is not a row."""
-  if not path.is_file():
-    raise ValueError(f'tasks.table: no file {str(path)!r}')
-  rows = []
-  for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
-    try:
-      rows.append(Row(**json.loads(line)))
-    except (json.JSONDecodeError, TypeError) as e:
-      raise ValueError(f'{path}, line {number}: not a row of the table: {e}') from e
-  return rows
+  return table.read(path, Row)
 
 
 @functools.cache

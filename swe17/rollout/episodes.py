@@ -11,7 +11,7 @@ import logging
 import math
 
 from swe17 import config, types
-from swe17.agent import episode, formats, tokenizer
+from swe17.agent import episode, formats, record, tokenizer
 from swe17.env import base, families, grader, repair, repair_shell
 from swe17.rollout import harness as harnesses
 
@@ -83,15 +83,11 @@ class World:
 def _not_begun(
   task: types.Task, group_id: str, member: int, reason: str
 ) -> types.Episode:
-  return types.Episode(
-    id=f'{group_id}.{member}',
-    task_id=task.id,
-    unit=task.unit,
-    group_id=group_id,
-    member=member,
-    status='invalid',
-    outcome=types.Outcome(None, reason),
-    solved_at=task.solved_at,
+  return record.episode(
+    task,
+    group_id,
+    member,
+    types.Outcome(None, reason),
     segments=(),
     turns=0,
     calls=0,

@@ -78,15 +78,11 @@ class Served:
       'seconds': self.seconds,
       'cut': self.cut and not known.get('submitted'),
     }
-    return types.Episode(
-      id=f'{group_id}.{member}',
-      task_id=task.id,
-      unit=task.unit,
-      group_id=group_id,
-      member=member,
-      status='invalid' if outcome.value is None else 'valid',
-      outcome=outcome,
-      solved_at=task.solved_at,
+    return record.episode(
+      task,
+      group_id,
+      member,
+      outcome,
       segments=self.segments,
       turns=self.turns,
       sampled_tokens=self.sampled_tokens,

@@ -30,7 +30,7 @@ RUN = [
 ]
 
 # The trees that the retrieval families ask about: exact versions, pure Python, without
-# further dependencies, MIT, BSD or Apache (swe17/env/trees.py says which).
+# further dependencies, MIT, BSD or Apache (swe17/env/retrieval/trees.py says which).
 TREES = [
   'boltons==26.2.0',
   'cachetools==8.0.2',
@@ -106,7 +106,8 @@ setuptools.setup(
   ),
   package_data={
     'experiments.bench': ['data/*'],
-    'swe17.env': ['data/*'],
+    'swe17.env.repair': ['*.jsonl'],
+    'swe17.env.retrieval': ['*.jsonl'],
     'swe17.agent': ['data/*'],
     'swe17.metrics': ['*.j2'],
   },

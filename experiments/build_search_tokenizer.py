@@ -15,7 +15,7 @@ from absl import app, flags
 from experiments import build_tokenizer, program
 from swe17 import config, types
 from swe17.agent import tokenizer
-from swe17.env import retrieval, search, small_trees, trees
+from swe17.env.retrieval import retrieval, search, small_trees, trees
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 PATH = tokenizer.PATH.parent / 'tokenizer_search.json'

@@ -18,7 +18,10 @@ from absl import app, flags
 
 from experiments import program
 from swe17 import config
-from swe17.env import build, build_retrieval, families, grader, repair, retrieval
+from swe17.env import families
+from swe17.env.repair import build, grader, repair
+from swe17.env.retrieval import build as build_retrieval
+from swe17.env.retrieval import retrieval
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _FAMILY = flags.DEFINE_enum(

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from experiments import program
 from swe17.agent import scripted, tokenizer
-from swe17.env import anchors, library
+from swe17.env.repair import anchors, library
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _OUT = flags.DEFINE_string(

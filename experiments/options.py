@@ -23,7 +23,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from swe17 import config, settings
-from swe17.env import faults
+from swe17.env.repair import faults
 
 ROLES = ('local', 'learner', 'sampler', 'rollout', 'controller', 'relay')
 _INDEXED = ('sampler', 'rollout', 'relay', 'learner')  # roles of several processes

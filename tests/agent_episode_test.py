@@ -10,7 +10,7 @@ import pytest
 
 from swe17 import config, types, wire
 from swe17.agent import chat, episode, formats, record, tokenizer, tools
-from swe17.env import anchors, faults, grader, repair
+from swe17.env.repair import anchors, faults, grader, repair
 
 TOK = tokenizer.load()
 FMT = formats.Own(TOK)

@@ -21,7 +21,7 @@ from swe17.agent import (
   template,
   templated,
 )
-from swe17.env import library
+from swe17.env.repair import library
 from tests import chat_templates
 
 ODD = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swe17.agent import formats, history, syntax, template, templated, tools
-from swe17.env import repair
+from swe17.env.repair import repair
 from tests import agent_template_test as cases
 from tests import chat_templates
 

@@ -15,7 +15,7 @@ import xxhash
 
 from swe17 import config, types
 from swe17.agent import chat, episode, formats, scripted, tokenizer, tools
-from swe17.env import anchors, faults, library, repair
+from swe17.env.repair import anchors, faults, library, repair
 
 TOK = tokenizer.load()
 FMT = formats.Own(TOK)

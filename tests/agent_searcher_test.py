@@ -7,7 +7,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import episode, formats, searcher, tokenizer
-from swe17.env import questions, retrieval, score, search, symbols, trees
+from swe17.env.retrieval import questions, retrieval, score, search, symbols, trees
 from swe17.rollout import scripts
 
 FMT = formats.Own(tokenizer.load(tokenizer.PATH.parent / 'tokenizer_search.json'))

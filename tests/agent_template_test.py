@@ -10,7 +10,8 @@ import transformers
 from transformers.utils import chat_template_utils
 
 from swe17.agent import template
-from swe17.env import base, repair
+from swe17.env import base
+from swe17.env.repair import repair
 from tests import chat_templates
 
 TOOLS = (*repair.TOOLS[:2], base.Tool('n', 'Count.', {'n': 'int'}, writes=False))

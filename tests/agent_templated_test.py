@@ -17,7 +17,8 @@ from swe17.agent import (
   templated,
   tools,
 )
-from swe17.env import base, repair
+from swe17.env import base
+from swe17.env.repair import repair
 from tests import agent_scripted_test as scenes
 from tests import chat_templates
 

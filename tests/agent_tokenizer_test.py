@@ -12,7 +12,7 @@ import pytest
 
 from experiments import build_tokenizer
 from swe17.agent import chat, scripted, tokenizer
-from swe17.env import anchors, library, repair
+from swe17.env.repair import anchors, library, repair
 
 TOK = tokenizer.load()
 MARKUP_IDS = set(range(len(tokenizer.MARKUP)))

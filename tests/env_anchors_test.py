@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import pytest
 
 from swe17 import config, types
-from swe17.env import anchors, library, repair, sites
+from swe17.env import sites
+from swe17.env.repair import anchors, library, repair
 
 CLAMP = """\
 def clamp(x, low=-1, *rest, sign='+'):

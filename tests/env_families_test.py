@@ -8,7 +8,9 @@ import pytest
 
 from experiments import check_env, example_env
 from swe17 import types
-from swe17.env import base, check, families, repair, retrieval
+from swe17.env import base, check, families
+from swe17.env.repair import repair
+from swe17.env.retrieval import retrieval
 
 
 def test_every_family_is_in_the_one_table():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from swe17.env import faults, functions
+from swe17.env.repair import faults, functions
 
 CLAMP = """def clamp(x, low, high=None):
     if x < low:

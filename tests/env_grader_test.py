@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from swe17 import config
-from swe17.env import grader, sandbox
+from swe17.env import sandbox
+from swe17.env.repair import grader
 
 BISECT = """
 def bisect_left(a, x):

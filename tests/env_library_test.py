@@ -6,7 +6,8 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import episode, formats, scripted, tools
-from swe17.env import faults, library, repair, splits
+from swe17.env import splits
+from swe17.env.repair import faults, library, repair
 
 MEDIAN = """\
 def median_low(data):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe17.env import questions, search, small_trees, symbols, trees
+from swe17.env.retrieval import questions, search, small_trees, symbols, trees
 
 FILES = {
   'p/__init__.py': 'from .core import Base, launch\n',

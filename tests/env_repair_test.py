@@ -11,17 +11,8 @@ import json
 import pytest
 
 from swe17 import config, types
-from swe17.env import (
-  anchors,
-  base,
-  build,
-  faults,
-  functions,
-  grader,
-  library,
-  repair,
-  splits,
-)
+from swe17.env import base, splits
+from swe17.env.repair import anchors, build, faults, functions, grader, library, repair
 
 MODULE, FUNCTION = 'bisect', 'count_below'
 ORIGINAL = """def count_below(a, x):

@@ -12,7 +12,8 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import tools
-from swe17.env import build_retrieval, retrieval, score, search, trees
+from swe17.env.retrieval import build as build_retrieval
+from swe17.env.retrieval import retrieval, score, search, trees
 
 # Small packages on both sides of the split, so that few files are read here.
 PACKAGES = ('tinydb', 'funcy', 'voluptuous', 'textdistance', 'sqlparse', 'jwt')

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from swe17.env import score
+from swe17.env.retrieval import score
 
 TRUTH = {'a/b.py': ((3, 9),), 'a/c.py': ((1, 2), (20, 29))}
 

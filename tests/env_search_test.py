@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swe17.env import search, trees
+from swe17.env.retrieval import search, trees
 
 FILES = {
   'p/__init__.py': 'from p.core import run',

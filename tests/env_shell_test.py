@@ -10,7 +10,8 @@ import tempfile
 import pytest
 
 from swe17 import config, types
-from swe17.env import functions, grader, repair, repair_shell, sandbox, shell
+from swe17.env import sandbox, shell
+from swe17.env.repair import functions, grader, repair, repair_shell
 
 CFG = config.Sandbox(workers=1)
 GOLD = 'def half(x):\n    return x // 2'

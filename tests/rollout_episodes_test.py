@@ -8,7 +8,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import formats, searcher
-from swe17.env import retrieval
+from swe17.env.retrieval import retrieval
 from swe17.rollout import episodes, evaluation
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import formats, harness_scripted, programs, scripted
-from swe17.env import grader, repair
+from swe17.env.repair import grader, repair
 from swe17.rollout import harness
 
 _HERE = importlib.util.find_spec('minisweagent') is not None

@@ -4,7 +4,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import scripted
-from swe17.env import library
+from swe17.env.repair import library
 from swe17.rollout import process, warm
 from swe17.store import groups as group_store
 from swe17.store import kv

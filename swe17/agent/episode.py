@@ -29,7 +29,8 @@ import xxhash
 
 from swe17 import config, types
 from swe17.agent import formats, record, tools
-from swe17.env import base, grader
+from swe17.env import base
+from swe17.env.repair import grader
 
 Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
 

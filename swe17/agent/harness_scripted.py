@@ -28,7 +28,7 @@ import yaml
 from swe17 import config, types
 from swe17.agent import episode as episodes
 from swe17.agent import formats, mini_swe_agent, record, scripted
-from swe17.env import anchors, repair, repair_shell, shell_tools
+from swe17.env.repair import anchors, repair, repair_shell, shell_tools
 
 SUBMIT = f'echo {mini_swe_agent.MARK}'
 BASH = {

@@ -19,7 +19,8 @@ import numpy as np
 
 from swe17 import types
 from swe17.agent import formats, tools
-from swe17.env import anchors, sites
+from swe17.env import sites
+from swe17.env.repair import anchors
 
 # What a thought calls each kind of fault.
 SUSPECT = {

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 import difflib
 
-from swe17.env import base, repair, retrieval
+from swe17.env import base
+from swe17.env.repair import repair
+from swe17.env.retrieval import retrieval
 
 _SEARCH = 'tokenizer_search.json'
 FAMILIES: Mapping[str, base.Family] = {

@@ -30,8 +30,8 @@ from swe17.env import limits
 
 _CODE = pathlib.Path(__file__).resolve().parents[2]
 # Programs passed in.
-_INSIDE = ('canonical', 'limits', 'prelude', 'runner')
-_INSIDE += ('anchors', 'shell_keeper', 'shell_tools', 'sites')
+_INSIDE = ('canonical', 'limits', 'prelude', 'shell_keeper', 'sites')
+_INSIDE += ('repair.anchors', 'repair.runner', 'repair.shell_tools')
 # No -I: the environment is ours alone, and the hash seed is fixed through it, so that
 # the order of a set is the same in every worker.
 _PYTHON_FLAGS = ('-S', '-B', '-s', '-P', '-X', 'utf8')
@@ -117,8 +117,8 @@ def inside(backend: str, module: str, function: str, *arguments: str) -> list[st
   """Return the command line that a process in a sandbox calls a function by."""
   code = (
     'import sys; sys.path.insert(0, sys.argv[1]); '
-    f'from swe17.env import {module}; del sys.path[0]; '
-    f'{module}.{function}(*sys.argv[2:])'
+    f'from swe17.env.{module} import {function}; del sys.path[0]; '
+    f'{function}(*sys.argv[2:])'
   )
   python = os.path.realpath(sys.executable)
   where = '/code' if backend == 'bubblewrap' else str(_CODE)
@@ -170,7 +170,8 @@ def _file_system(python: str) -> list[str]:
     if not pathlib.Path(name).is_relative_to('/usr'):
       binds[name] = name
   for name in _INSIDE:
-    binds[f'/code/swe17/env/{name}.py'] = str(_CODE / 'swe17' / 'env' / f'{name}.py')
+    file = f'swe17/env/{name.replace(".", "/")}.py'
+    binds[f'/code/{file}'] = str(_CODE / file)
   options += ['--perms', '0755', '--dir', '/dev']
   made = {'/'}
   for inside, outside in binds.items():

@@ -12,7 +12,8 @@ import math
 
 from swe17 import config, types
 from swe17.agent import episode, formats, record, tokenizer
-from swe17.env import base, families, grader, repair, repair_shell
+from swe17.env import base, families
+from swe17.env.repair import grader, repair, repair_shell
 from swe17.rollout import harness as harnesses
 
 _log = logging.getLogger(__name__)

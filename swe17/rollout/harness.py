@@ -27,7 +27,8 @@ import numpy as np
 
 from swe17 import config, types
 from swe17.agent import formats, programs
-from swe17.env import repair, repair_shell, sandbox
+from swe17.env import sandbox
+from swe17.env.repair import repair, repair_shell
 from swe17.rollout import proxy, recorded
 
 _AT_ONCE = 8  # commands that run side by side

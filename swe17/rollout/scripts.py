@@ -9,7 +9,8 @@ import random
 
 from swe17 import types
 from swe17.agent import episode, formats, scripted, searcher
-from swe17.env import library, repair, retrieval
+from swe17.env.repair import library, repair
+from swe17.env.retrieval import retrieval
 
 Agent = Callable[[formats.Format, random.Random], episode.Generate]
 

@@ -10,7 +10,7 @@ import random
 
 from swe17 import config, types
 from swe17.agent import harness_scripted, scripted
-from swe17.env import repair
+from swe17.env.repair import repair
 from swe17.metrics import status
 from swe17.rollout import admission, episodes, outbox, scripts
 from swe17.store import groups as group_store

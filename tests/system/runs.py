@@ -14,7 +14,7 @@ import time
 import pytest
 
 from swe17 import config
-from swe17.env import faults, repair
+from swe17.env.repair import faults, repair
 from swe17.metrics import records
 from swe17.store import kv
 from swe17.sync import follower, manifest

@@ -1,8 +1,8 @@
 """Functions of numbers, dates, bits and colours, and what to call them with."""
 
 # Names and not only the module: what follows is read as a table.
-from swe17.env import inputs
-from swe17.env.inputs import entry, floats, ints, lists, pick, raw, text, tuples
+from swe17.env.repair import inputs
+from swe17.env.repair.inputs import entry, floats, ints, lists, pick, raw, text, tuples
 
 _YEAR = inputs.either(ints(1, 3000), pick(1900, 2000, 1996, 1999, 2100, 2400))
 _UNIT = inputs.either(floats(0, 1), pick(0.0, 0.5, 1.0))

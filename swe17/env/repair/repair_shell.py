@@ -26,7 +26,8 @@ import sysconfig
 import tempfile
 
 from swe17 import config, types
-from swe17.env import functions, grader, repair, sandbox, shell, shell_tools
+from swe17.env import sandbox, shell
+from swe17.env.repair import functions, grader, repair, shell_tools
 
 PROMPT = (
   '{task} It is in solution.py. Commands: view, edit PLACE"TEXT", undo, run_tests.'
@@ -84,12 +85,12 @@ def usable(tasks: Sequence[types.Task]) -> tuple[list[types.Task], dict[str, str
 @functools.cache
 def _imported() -> frozenset[str]:
   """Modules that a bare interpreter has loaded once it runs our programs."""
-  ours = 'anchors, canonical, shell_keeper, shell_tools'
   code = (
     'import sys; sys.path.insert(0, sys.argv[1]); '
-    f'from swe17.env import {ours}; print(*sys.modules)'
+    'from swe17.env import canonical, shell_keeper; '
+    'from swe17.env.repair import anchors, shell_tools; print(*sys.modules)'
   )
-  root = str(pathlib.Path(__file__).resolve().parents[2])
+  root = str(pathlib.Path(__file__).resolve().parents[3])
   done = subprocess.run(
     [os.path.realpath(sys.executable), '-S', '-B', '-P', '-c', code, root],
     check=True,
@@ -177,7 +178,7 @@ def reaches(source: str) -> frozenset[str]:
 def _tools(backend: str) -> dict[str, list[str]]:
   python = os.path.realpath(sys.executable)
   tools = {
-    name: sandbox.inside(backend, 'shell_tools', 'main', name)
+    name: sandbox.inside(backend, 'repair.shell_tools', 'main', name)
     for name in shell_tools.NAMES
   }
   return {**tools, 'python': [python, '-B'], 'python3': [python, '-B']}

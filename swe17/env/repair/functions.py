@@ -13,7 +13,7 @@ import pathlib
 import random
 import sysconfig
 
-from swe17.env import (
+from swe17.env.repair import (
   catalogue_data,
   catalogue_numbers,
   catalogue_text,

@@ -19,7 +19,7 @@ import time
 
 import regex
 
-from swe17.env import symbols, trees
+from swe17.env.retrieval import symbols, trees
 
 MAX_PATTERN = 200  # characters
 _LONGEST = 1000  # characters of a line that are searched

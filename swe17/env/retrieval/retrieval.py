@@ -21,11 +21,12 @@ import random
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, questions, score, search, small_trees, symbols, table, trees
+from swe17.env import base, table
+from swe17.env.retrieval import questions, score, search, small_trees, symbols, trees
 
 FAMILY, SMALL = 'retrieval', 'retrieval_small'
 SOLVED_AT = 0.9
-_DATA = pathlib.Path(__file__).parent / 'data'
+_DATA = pathlib.Path(__file__).parent
 TABLES = {name: _DATA / f'{name}.jsonl' for name in (FAMILY, SMALL)}
 _LIMITS = {FAMILY: search.WHOLE, SMALL: search.SMALL}
 _HOW = (

@@ -14,7 +14,7 @@ import random
 import re
 import types as python_types
 
-from swe17.env import questions, symbols, trees
+from swe17.env.retrieval import questions, symbols, trees
 
 FILES = 'abcdefgh'
 MAX_LINES = 99  # of a file

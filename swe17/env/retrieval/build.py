@@ -13,15 +13,8 @@ import hashlib
 import random
 import re
 
-from swe17.env import (
-  questions,
-  retrieval,
-  score,
-  search,
-  splits,
-  symbols,
-  trees,
-)
+from swe17.env import splits
+from swe17.env.retrieval import questions, retrieval, score, search, symbols, trees
 
 ONE_GREP = 0.45  # a question that one grep scores more on is rejected
 EVERYTHING = 0.4  # the same for an answer of every line

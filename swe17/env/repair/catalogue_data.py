@@ -3,8 +3,8 @@
 import random
 
 # Names and not only the module: what follows is read as a table.
-from swe17.env import inputs
-from swe17.env.inputs import (
+from swe17.env.repair import inputs
+from swe17.env.repair.inputs import (
   dicts,
   entry,
   ints,

@@ -10,7 +10,8 @@ import pathlib
 import sysconfig
 
 from swe17 import types
-from swe17.env import faults, splits
+from swe17.env import splits
+from swe17.env.repair import faults
 
 PRACTICE = 'practice'
 _MAX_LINES, _MAX_CHARS = 15, 1200

@@ -21,7 +21,8 @@ import subprocess
 import sys
 
 from swe17 import config
-from swe17.env import runner, sandbox
+from swe17.env import sandbox
+from swe17.env.repair import runner
 
 _ANSWER = re.compile(r'ok .*|raise \w+|unserialisable', re.DOTALL)
 _ENDS = ('', 'timeout', 'wall', 'died')
@@ -116,7 +117,7 @@ class _Worker:
       'output_bytes': self._cfg.output_kib << 10,
     }
     self._process = await asyncio.create_subprocess_exec(
-      *sandbox.program(self._backend, 'runner', 'main', json.dumps(settings)),
+      *sandbox.program(self._backend, 'repair.runner', 'main', json.dumps(settings)),
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,

@@ -13,7 +13,8 @@ import dataclasses
 import platform
 import random
 
-from swe17.env import faults, functions, grader, inputs, repair, splits
+from swe17.env import splits
+from swe17.env.repair import faults, functions, grader, inputs, repair
 
 REPEATS = 3
 MIN_CANDIDATES, MAX_CANDIDATES = 8, 40  # of a function neither too easy nor too hard

@@ -22,7 +22,8 @@ import os
 import signal
 import sys
 
-from swe17.env import anchors, canonical
+from swe17.env import canonical
+from swe17.env.repair import anchors
 
 SOLUTION, TESTS, STATE = 'solution.py', 'tests.json', '.edits.json'
 NAMES = ('view', 'edit', 'undo', 'run_tests')

@@ -1,8 +1,18 @@
 """Functions of text, bytes and paths, and what to call them with."""
 
 # Names and not only the module: what follows is read as a table.
-from swe17.env import inputs
-from swe17.env.inputs import encoded, entry, ints, joined, lists, parts, pick, raw, text
+from swe17.env.repair import inputs
+from swe17.env.repair.inputs import (
+  encoded,
+  entry,
+  ints,
+  joined,
+  lists,
+  parts,
+  pick,
+  raw,
+  text,
+)
 
 _PATH = parts('a bc / / // . .. .txt d.e', 0, 6)
 _WIN_PATH = parts('a bc / \\ \\\\ . c: .txt d.e', 0, 5)

@@ -23,7 +23,7 @@ import socket
 import threading
 import unittest
 
-from swe17.env import trees
+from swe17.env.retrieval import trees
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = ('body', 'orelse', 'finalbody', 'handlers', 'cases')

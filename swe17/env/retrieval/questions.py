@@ -16,7 +16,7 @@ question or says why it is none: what the index is not sure of is not asked.
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 
-from swe17.env import score, symbols
+from swe17.env.retrieval import score, symbols
 
 MOST = 8  # definitions of an answer
 

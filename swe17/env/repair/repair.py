@@ -22,10 +22,11 @@ import pathlib
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import anchors, base, faults, functions, grader, table
+from swe17.env import base, table
+from swe17.env.repair import anchors, faults, functions, grader
 
 FAMILY = 'repair_functions'
-TABLE = pathlib.Path(__file__).parent / 'data' / f'{FAMILY}.jsonl'
+TABLE = pathlib.Path(__file__).parent / f'{FAMILY}.jsonl'
 MAX_CHARACTERS = 4 * functions.CHARACTERS  # of an edited source
 _FINAL = ('ok ', 'raise ')  # verdicts that the same program always gives
 _AT_ONCE = 16  # checks waiting for a grader

@@ -23,13 +23,12 @@ import ml_collections
 from ml_collections import config_flags
 
 from swe17 import config, settings
-from swe17.env.repair import faults
+from swe17.env import families
 
 ROLES = ('local', 'learner', 'sampler', 'rollout', 'controller', 'relay')
 _INDEXED = ('sampler', 'rollout', 'relay', 'learner')  # roles of several processes
 _FLAGS = ('--config', '--role', '--index', '--run_dir', '--resume')
 _BOOLEANS = ('true', 't', '1', 'false', 'f', '0')  # as absl reads them
-_REPAIR = 'repair_functions'  # the family whose kinds these are
 _SETTING = re.compile(r'--?(?:no)?config\.([^=]*)')
 
 
@@ -193,13 +192,16 @@ def _settle(
 
 def _check_kinds(tasks: config.Tasks) -> None:
   """ValueError if `tasks.kinds` names a kind that the family does not have."""
-  for kind in map(str.strip, tasks.kinds.split(',') if tasks.kinds else ()):
-    if tasks.family == _REPAIR and kind not in faults.KINDS:
-      near = difflib.get_close_matches(kind, faults.KINDS, 1, cutoff=0.0)
-      raise ValueError(
-        f'tasks.kinds: got {kind!r}; the nearest is {near[0]!r} of '
-        f'{", ".join(faults.KINDS)}'
+  if not tasks.kinds:
+    return
+  family = families.get(tasks.family)
+  for kind in map(str.strip, tasks.kinds.split(',')):
+    if kind not in family.kinds:
+      near = difflib.get_close_matches(kind, family.kinds, 1, cutoff=0.0)
+      hint = (
+        f'; the nearest is {near[0]!r} of {", ".join(family.kinds)}' if near else ''
       )
+      raise ValueError(f'tasks.kinds: {tasks.family} has no {kind!r}{hint}')
 
 
 def load_file(spec: str) -> dict[str, Any]:

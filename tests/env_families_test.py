@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from experiments import check_env, example_env
-from swe17 import types
-from swe17.env import base, check, families
+from swe17 import config, types
+from swe17.env import base, check, families, mixture
 from swe17.env.repair import repair
 from swe17.env.retrieval import retrieval
 
@@ -159,3 +159,74 @@ async def test_the_families_pass_their_own_check():
   assert found == [
     't: an agent that does nothing has no outcome: no cases: a function to practise on'
   ]
+
+
+class Stub:
+  """A host of one family that sets one task aside and remembers."""
+
+  def __init__(self, name: str, log: list[str]):
+    self.name, self.log = name, log
+
+  async def verify(self, tasks):
+    assert {task.family for task in tasks} <= {self.name}
+    bad = {task.id: 'flaky' for task in tasks if task.id.endswith('1')}
+    good = [task for task in tasks if task.id not in bad]
+    return [dataclasses.replace(t, payload={'by': self.name}) for t in good], bad
+
+  def env(self, task):
+    return self.name
+
+  async def close(self):
+    self.log.append(f'closed {self.name}')
+
+
+def a_family(name: str, kinds: tuple[str, ...], log: list[str]) -> base.Family:
+  def read(cfg):
+    log.append(f'{cfg.family} {cfg.kinds} {cfg.train}')
+    return tuple(
+      types.Task(f'{name}/{i}', name, 'train', name, '', {}) for i in range(3)
+    ), {f'{name}/x': 'old'}
+
+  async def start(cfg):
+    if cfg.backend == 'process' and name == 'b':
+      raise OSError('no sandbox')
+    return Stub(name, log)
+
+  return base.Family(name, read, start, kinds)
+
+
+async def test_a_mixture_takes_turns_and_each_task_goes_to_its_own_host():
+  log: list[str] = []
+  mixed = mixture.of([a_family('a', ('x', 'y'), log), a_family('b', ('z',), log)])
+  tasks, aside = mixed.read(config.Tasks(family='a,b', kinds='y,x', train=3))
+  assert [task.id for task in tasks] == ['a/0', 'b/0', 'a/1', 'b/1', 'a/2', 'b/2']
+  # Kinds choose among the tasks of the family that has them; of b all are wanted.
+  assert log == ['a y,x 3', 'b  3'] and set(aside) == {'a/x', 'b/x'}
+  host = await mixed.open(config.Sandbox())
+  sound, bad = await host.verify(tasks)
+  assert [task.id for task in sound] == ['a/0', 'b/0', 'a/2', 'b/2']
+  assert set(bad) == {'a/1', 'b/1'}
+  assert [host.env(task) for task in sound] == ['a', 'b', 'a', 'b']
+  assert all(task.payload == {'by': task.family} for task in sound)
+  await host.close()
+  assert log[2:] == ['closed a', 'closed b']
+
+
+async def test_a_mixture_whose_second_host_fails_closes_the_first():
+  log: list[str] = []
+  mixed = mixture.of([a_family('a', (), log), a_family('b', (), log)])
+  with pytest.raises(OSError, match='no sandbox'):
+    await mixed.open(config.Sandbox(backend='process'))
+  assert log == ['closed a']
+
+
+def test_a_mixture_is_named_by_its_parts():
+  got = families.get('repair_text, retrieval_small')
+  assert got.name == 'repair_text,retrieval_small'
+  assert {'operator', 'second'} <= set(got.kinds)
+  with pytest.raises(ValueError, match='want every family once'):
+    families.get('retrieval,retrieval')
+  with pytest.raises(ValueError, match="did you mean 'repair_text'"):
+    families.get('retrieval,repair_txt')
+  with pytest.raises(ValueError, match='leave it out'):
+    got.read(config.Tasks(family=got.name, table='some.jsonl'))

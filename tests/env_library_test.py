@@ -89,7 +89,7 @@ def test_practice_tasks_say_nothing_of_what_is_right(real):
   _, practice = real
   assert len({task.id for task in practice}) == len(practice)
   for task in practice:
-    assert (task.family, task.split) == (library.PRACTICE, 'train')
+    assert (task.family, task.split) == ('repair_functions', 'train')
     assert task.prompt == f'Practise on {task.unit}.'
     payload = dict(task.payload)
     assert payload.pop('source').startswith(f'def {task.unit}(')

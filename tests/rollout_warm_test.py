@@ -18,7 +18,7 @@ def make(tmp_path):
 
 
 PRACTICE = [
-  types.Task(f'practice/{i}', 'practice', 'train', f'p{i}', 'Practise.', {})
+  types.Task(f'practice/{i}', 'repair_functions', 'train', f'p{i}', 'Practise.', {})
   for i in range(4)
 ]
 

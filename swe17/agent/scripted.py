@@ -1,7 +1,8 @@
 """A scripted agent that stands where a sampler does: context in, the next turn out.
 
 It knows nothing of the gold. It reads the code from `view`'s result and tries other
-texts at its anchors, those of `alternatives`. A `Style` says how well: the default is
+texts at its anchors, those of `alternatives`; where the code stands in the first
+message (repair_text) it quotes what it replaces instead. A `Style` says how well: the default is
 clumsy at exactly what reinforcement learning can teach a small model (test before
 submitting, undo what did not help, go on); `CAREFUL` is not.
 
@@ -14,6 +15,7 @@ submitting, undo what did not help, go on); `CAREFUL` is not.
 import dataclasses
 import functools
 import random
+import re
 
 import numpy as np
 
@@ -45,6 +47,10 @@ _WORDS = {
   'False': [('True', 'wrong_constant')],
 }
 
+_WORD = re.compile(r'\w+|\s+|[^\w\s]')
+# The first message of repair_text.
+_SHOWN = re.compile(r'```python\n(def .*?)\n?```', re.DOTALL)
+
 
 @dataclasses.dataclass(frozen=True)
 class Style:
@@ -67,8 +73,9 @@ CAREFUL = Style(think=1.0, test=1.0, undo=1.0, persist=1.0, retry_same=0.0)
 class _Seen:
   """What the agent can know from its context."""
 
-  source: str = ''  # as first viewed, '' before that
-  tried: frozenset[tuple[str, str]] = frozenset()  # (anchor, new text)
+  source: str = ''  # as first seen, '' before that
+  text: bool = False  # edits name what stands there, not an anchor
+  tried: frozenset[tuple[str, str]] = frozenset()  # (anchor or text, new text)
   edited: bool = False  # the last edit is in place
   verdict: str = ''  # the last test's first word, '' if none since the last edit
 
@@ -113,7 +120,10 @@ def _read(fmt: formats.Format, messages: list[tuple[str, str]]) -> _Seen:
   seen = _Seen()
   pending: list[tools.Call] = []
   for role, text in messages:
-    if role == 'assistant':
+    shown = _SHOWN.search(text) if role == 'user' else None
+    if shown:
+      seen = _Seen(source=shown[1], text=True)
+    elif role == 'assistant':
       pending = list(fmt.read(text).calls)
     elif role == 'tool' and pending:
       seen = _after(seen, pending.pop(0), text)
@@ -126,7 +136,8 @@ def _after(seen: _Seen, call: tools.Call, result: str) -> _Seen:
     case 'view' if not seen.source and result.startswith('def '):
       return dataclasses.replace(seen, source=anchors.strip(result))
     case 'edit':
-      tried = seen.tried | {(call.arguments['at'], call.arguments['new'])}
+      where = call.arguments['old' if seen.text else 'at']
+      tried = seen.tried | {(where, call.arguments['new'])}
       if result != 'edited':
         return dataclasses.replace(seen, tried=tried)
       return dataclasses.replace(seen, tried=tried, edited=True, verdict='')
@@ -149,7 +160,7 @@ def _turn(
   if stop or (seen.verdict and rng.random() >= style.persist):
     return _thought(fmt, rng, style, 'done') + fmt.call('submit')
   undo = seen.edited and rng.random() < style.undo
-  found = edits(seen.source)
+  found = text_edits(seen.source) if seen.text else edits(seen.source)
   fresh = [edit for edit in found if edit[:2] not in seen.tried]
   pool = found if rng.random() < style.retry_same else fresh
   if not pool:
@@ -157,7 +168,7 @@ def _turn(
   at, new, kind = rng.choice(pool)
   ids = _thought(fmt, rng, style, SUSPECT[kind])
   ids += fmt.call('undo') if undo else []
-  ids += fmt.call('edit', at=at, new=new)
+  ids += fmt.call('edit', **{'old' if seen.text else 'at': at}, new=new)
   return ids + (fmt.call('test') if rng.random() < style.test else [])
 
 
@@ -195,6 +206,42 @@ def edits(source: str) -> tuple[tuple[str, str, str], ...]:
     for name, index in anchors.names(pieces).items()
     for new, kind in alternatives(pieces[index])
   )
+
+
+@functools.lru_cache(maxsize=4096)
+def text_edits(source: str) -> tuple[tuple[str, str, str], ...]:
+  """(text, new text, kind) of the same tries: of the shortest text that stands once."""
+  pieces, at = anchors.split(source), 0
+  places = set(anchors.names(pieces).values())
+  found: list[tuple[str, str, str]] = []
+  for index, piece in enumerate(pieces):
+    start, at = at, at + len(piece)
+    if index in places:
+      before, after = _context(source, start, at)
+      found += [
+        (before + piece + after, before + new.strip(' ') + after, kind)
+        for new, kind in alternatives(piece)
+        if source.count(before + piece + after) == 1
+      ]
+  return tuple(found)
+
+
+def _context(source: str, start: int, stop: int) -> tuple[str, str]:
+  """The fewest words and signs around a place, on its line, that make it the only one.
+
+  One more on the left, then one more on the right, and so on.
+  """
+  first = source.rfind('\n', 0, start) + 1
+  last = source.find('\n', stop) % (len(source) + 1)
+  left = _WORD.findall(source[first:start].lstrip())
+  right = _WORD.findall(source[stop:last])
+  before, after = '', ''
+  while source.count(before + source[start:stop] + after) > 1 and (left or right):
+    if left:
+      before = left.pop() + before
+    if right and source.count(before + source[start:stop] + after) > 1:
+      after += right.pop(0)
+  return before, after
 
 
 def alternatives(text: str) -> list[tuple[str, str]]:

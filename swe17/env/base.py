@@ -71,10 +71,12 @@ class Family:
     read: the tasks that settings ask for, and set-aside id -> reason. ValueError if
       there are too few.
     open: starts a host. Its errors are of the infrastructure.
+    kinds: of task, which `tasks.kinds` may choose from.
     tokenizer: file in agent/data of our own small models' tokeniser.
   """
 
   name: str
   read: Callable[[config.Tasks], tuple[tuple[types.Task, ...], dict[str, str]]]
   open: Callable[[config.Sandbox], Awaitable[Host]]
+  kinds: tuple[str, ...] = ()
   tokenizer: str = 'tokenizer.json'

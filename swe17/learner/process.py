@@ -143,23 +143,31 @@ def _imitate(run_: Run) -> None:
     return
   run_.status.set('imitating', f'step 1/{cfg.imitation.steps} (compiling)')
   begun = said = time.monotonic()
-  for i, batch in enumerate(imitation.batches(episodes, cfg), 1):
-    metrics = run_.jobs.imitate(batch)
-    if run_.stop.is_set():
-      return
+  ahead: tuple[int, Any] | None = None  # the step that runs while a batch is made
+
+  def tell(step: int, metrics: Any) -> None:
+    nonlocal said
+    loss = float(metrics['trained_loss'])  # waits for the step to end
     slow = time.monotonic() - said > _SAID
-    if i % 10 == 0 or i == cfg.imitation.steps or slow:
+    if step % 10 == 0 or step == cfg.imitation.steps or slow:
       said = time.monotonic()
       episodes.wait(0, run_.stop.is_set)  # takes in what has arrived since
-      loss = float(metrics['trained_loss'])
       run_.status.set(
         'imitating',
-        f'step {i}/{cfg.imitation.steps}, loss {loss:.3f} nats',
-        i / cfg.imitation.steps,
+        f'step {step}/{cfg.imitation.steps}, loss {loss:.3f} nats',
+        step / cfg.imitation.steps,
       )
-      run_.events.write(
-        'imitation', step=i, loss=loss, seconds=time.monotonic() - begun
-      )
+      run_.events.write('imitation', step=step, loss=loss, seconds=said - begun)
+
+  for i, batch in enumerate(imitation.batches(episodes, cfg), 1):
+    metrics = run_.jobs.imitate(batch)
+    if ahead:
+      tell(*ahead)
+    if run_.stop.is_set():
+      return
+    ahead = i, metrics
+  if ahead:
+    tell(*ahead)
 
 
 def _plan(run_: Run) -> dict[str, Any]:

@@ -14,9 +14,10 @@ class Status:
     self._phase, self._written = '', 0.0
 
   def set(self, phase: str, detail: str = '', fraction: float | None = None) -> None:
-    """Says what the role does; a change of phase is always written."""
+    """Says what the role does; a change of phase and the end are always written."""
     now = time.monotonic()
-    if phase == self._phase and now - self._written < 0.2 and fraction != 1.0:
+    often = fraction is not None and fraction < 1.0
+    if phase == self._phase and often and now - self._written < 0.2:
       return
     self._phase, self._written = phase, now
     text = {'phase': phase, 'detail': detail, 'fraction': fraction, 'time': time.time()}

@@ -9,7 +9,7 @@ import random
 
 from swe17 import types
 from swe17.agent import episode, formats, scripted, searcher
-from swe17.env.repair import library, repair
+from swe17.env.repair import library, repair, repair_text
 from swe17.env.retrieval import retrieval
 
 Agent = Callable[[formats.Format, random.Random], episode.Generate]
@@ -51,6 +51,7 @@ def _searching_well(fmt: formats.Format, rng: random.Random) -> episode.Generate
 
 SCRIPTS: Mapping[str, Script] = {
   repair.FAMILY: Script(_clumsy, _careful, _practising, _practice),
+  repair_text.FAMILY: Script(_clumsy, _careful),
   retrieval.FAMILY: Script(_searching, _searching_well),
   retrieval.SMALL: Script(_searching, _searching_well, _searching, retrieval.practice),
 }
@@ -64,3 +65,12 @@ def get(family: str) -> Script:
       'checkpoint or a model (model.source) with imitation.steps=0'
     )
   return SCRIPTS[family]
+
+
+def practice(heldout: Sequence[types.Task]) -> list[types.Task]:
+  """What there is to practise on, of every family among the held-out tasks."""
+  found: list[types.Task] = []
+  for family in dict.fromkeys(task.family for task in heldout):
+    make = get(family).practice
+    found += make([t for t in heldout if t.family == family]) if make else []
+  return found

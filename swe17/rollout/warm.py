@@ -24,9 +24,11 @@ async def write(cfg: config.Config, world: episodes.World, says: status.Status) 
   have = {int(key.rsplit('/', 1)[1]) for key in keys}
   size, total = cfg.rollout.group_size, cfg.imitation.episodes
   want = [start for start in range(-(-total // size)) if start not in have]
-  script, practice = scripts.get(cfg.tasks.family), list[types.Task]()
-  if want and cfg.imitation.practice and script.practice:
-    practice = await asyncio.to_thread(script.practice, world.heldout)
+  for family in {task.family for task in world.train}:
+    scripts.get(family)  # a family without one stops the run here
+  practice = list[types.Task]()
+  if want and cfg.imitation.practice:
+    practice = await asyncio.to_thread(scripts.practice, world.heldout)
 
   templates = harness_scripted.Templates(cfg.agent.harness_settings)
 
@@ -44,6 +46,7 @@ async def write(cfg: config.Config, world: episodes.World, says: status.Status) 
     practises = rng.random() < cfg.imitation.practice and bool(practice)
     task = admission.task(practice if practises else world.train, cfg.seed, index)
     careful = bool(cfg.imitation.careful) and rng.random() < cfg.imitation.careful
+    script = scripts.get(task.family)
     if cfg.agent.harness:
       style = scripted.CAREFUL if careful else scripted.CLUMSY
       style = scripted.PRACTICE if practises else style

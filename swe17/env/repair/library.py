@@ -11,7 +11,7 @@ import sysconfig
 
 from swe17 import types
 from swe17.env import splits
-from swe17.env.repair import faults
+from swe17.env.repair import faults, repair
 
 PRACTICE = 'practice'
 _MAX_LINES, _MAX_CHARS = 15, 1200
@@ -62,7 +62,7 @@ def _task(index: int, name: str, source: str) -> types.Task:
   }
   return types.Task(
     id=f'{PRACTICE}/{index}',
-    family=PRACTICE,
+    family=repair.FAMILY,
     split='train',
     unit=name,
     prompt=f'Practise on {name}.',

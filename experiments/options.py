@@ -198,10 +198,9 @@ def _check_kinds(tasks: config.Tasks) -> None:
   for kind in map(str.strip, tasks.kinds.split(',')):
     if kind not in family.kinds:
       near = difflib.get_close_matches(kind, family.kinds, 1, cutoff=0.0)
-      hint = (
-        f'; the nearest is {near[0]!r} of {", ".join(family.kinds)}' if near else ''
-      )
-      raise ValueError(f'tasks.kinds: {tasks.family} has no {kind!r}{hint}')
+      hint = f'the nearest is {near[0]!r} of {", ".join(family.kinds)}' if near else ''
+      hint = hint or f'{tasks.family} has none to choose from'
+      raise ValueError(f'tasks.kinds: got {kind!r}; {hint}')
 
 
 def load_file(spec: str) -> dict[str, Any]:

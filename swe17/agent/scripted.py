@@ -2,9 +2,9 @@
 
 It knows nothing of the gold. It reads the code from `view`'s result and tries other
 texts at its anchors, those of `alternatives`; where the code stands in the first
-message (repair_text) it quotes what it replaces instead. A `Style` says how well: the default is
-clumsy at exactly what reinforcement learning can teach a small model (test before
-submitting, undo what did not help, go on); `CAREFUL` is not.
+message (repair_text) it quotes what it replaces instead. A `Style` says how well: the
+default is clumsy at exactly what reinforcement learning can teach a small model (test
+before submitting, undo what did not help, go on); `CAREFUL` is not.
 
   <think>look</think> view
   <think>comparison</think> edit test      or, untested: edit, then submit

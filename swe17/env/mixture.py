@@ -17,9 +17,7 @@ def of(families: Sequence[base.Family]) -> base.Family:
 
   def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
     if cfg.table:
-      raise ValueError(
-        f'tasks.table: one table for {len(names)} families; leave it out'
-      )
+      raise ValueError(f'tasks.table: one for {len(names)} families; leave it out')
     found, set_aside = [], dict[str, str]()
     for family in families:
       own = [kind for kind in cfg.kinds.split(',') if kind.strip() in family.kinds]

@@ -5,9 +5,9 @@
 
 `--source` is a Hugging Face folder, a .gguf file or an installed package with one. The
 program prints its address and a request to try; any client of the OpenAI API may use
-it. SmolLM2-135M on 2 CPU cores is ready after about a minute of compiling. Ctrl-C ends
-it. The HTTP is a sampler's (swe17/sampler/http.py); the weights are the file's, in
-float32, and stay version 0.
+it. SmolLM2-135M on 2 CPU cores is ready after about a minute of compiling. Ctrl-C or
+SIGTERM ends it: answers under way have `--drain` seconds. The HTTP is a sampler's
+(swe17/sampler/http.py); the weights are the file's, in float32, and stay version 0.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from experiments import program
 from swe17 import config
 from swe17.agent import formats
 from swe17.model import load, source
-from swe17.sampler import engine, http
+from swe17.sampler import engine, http, server
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _SOURCE = flags.DEFINE_string(
@@ -33,6 +33,9 @@ _HOST = flags.DEFINE_string('host', '127.0.0.1', 'address', flag_values=FLAGS)
 _SLOTS = flags.DEFINE_integer('slots', 8, 'answers drawn at once', flag_values=FLAGS)
 _CONTEXT = flags.DEFINE_integer(
   'context', 2048, 'tokens of a prompt and its answer', flag_values=FLAGS
+)
+_DRAIN = flags.DEFINE_float(
+  'drain', 30.0, 'time that answers under way have at the end [s]', flag_values=FLAGS
 )
 
 
@@ -64,8 +67,15 @@ def example(url: str, model: str) -> str:
   )
 
 
-async def serve(app: web.Application, host: str, port: int, model: str) -> None:
-  """Serves until it is told to stop."""
+async def serve(
+  app: web.Application,
+  serving: server.Draining,
+  where: tuple[str, int],
+  model: str,
+  drain: float,
+) -> None:
+  """Serves at (host, port) until it is told to stop, then for `drain` seconds at most
+  what is under way."""
   stop = asyncio.Event()
   loop = asyncio.get_running_loop()
   told = (signal.SIGINT, signal.SIGTERM)
@@ -74,11 +84,20 @@ async def serve(app: web.Application, host: str, port: int, model: str) -> None:
   runner = web.AppRunner(app, access_log=None)
   await runner.setup()
   try:
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, *where).start()
     bound = runner.addresses[0]
-    url = f'http://{host}:{bound[1]}/v1'
+    url = f'http://{where[0]}:{bound[1]}/v1'
     print(f'serving {model} at {url}\n\n  {example(url, model)}\n', flush=True)
     await stop.wait()
+    serving.drain()
+    if serving.busy:
+      print(f'finishing {serving.busy} answers (Ctrl-C: at once)', flush=True)
+      stop.clear()
+      ended = asyncio.ensure_future(server.finish(serving, drain))
+      again = asyncio.ensure_future(stop.wait())
+      await asyncio.wait({ended, again}, return_when=asyncio.FIRST_COMPLETED)
+      ended.cancel()
+      again.cancel()
   finally:
     for signum in told:
       loop.remove_signal_handler(signum)
@@ -97,7 +116,9 @@ def main(argv: Sequence[str]) -> None:
   serving = start(which, cfg, _CONTEXT.value)
   try:
     chat = http.Direct(serving, fmt, cfg, _CONTEXT.value, (which, 'swe17'))
-    asyncio.run(serve(http.app(serving, chat), _HOST.value, _PORT.value, which))
+    app_ = http.app(serving, chat)
+    where = _HOST.value, _PORT.value
+    asyncio.run(serve(app_, serving, where, which, _DRAIN.value))
   finally:
     serving.close()
 

@@ -104,6 +104,7 @@ class Sampler:
     'keep', 'contexts at a weight swap: keep | recompute | drain (end first)'
   )
   queue: int = _f(256, 'requests that may wait; beyond that callers are sent away')
+  drain_seconds: float = _f(5.0, 'time that open requests have after SIGTERM [s]')
   temperature: float = _f(1.0, 'sampling temperature')
   min_p: float = _f(0.0, 'keep p >= min_p p_max; 0 = off')
   top_k: int = _f(32, 'most ids a kept set may hold; 0 = off')
@@ -118,7 +119,7 @@ class Sampler:
     _at_least(self, 'sampler.', 1, 'processes', 'slots', 'decode_steps')
     _at_least(self, 'sampler.', 1, 'prefill_rows', 'prefill_chunk', 'threads', 'queue')
     _at_least(self, 'sampler.', 1, 'page')
-    _at_least(self, 'sampler.', 0, 'top_k', 'kv_pages')
+    _at_least(self, 'sampler.', 0, 'top_k', 'kv_pages', 'drain_seconds')
     _one_of(self, 'sampler.', 'on_swap', 'keep', 'recompute', 'drain')
     for width in filter(None, self.decode_widths.split(',')):
       right = width.strip().isdigit() and 0 < int(width) <= self.slots

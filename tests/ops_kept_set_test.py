@@ -341,3 +341,30 @@ def test_membership_is_the_triple_loop_on_axes_of_different_lengths():
     for t in range(T):
       for v in range(V):
         assert got[b, t, v] == (v in ids[b, t] or (ids[b, t] < 0).all())
+
+
+@pytest.mark.parametrize('V', [2048, 2049, 3000])  # whole blocks and broken ones
+@pytest.mark.parametrize('kind', ['distinct', 'ties', 'few', 'one block'])
+def test_the_blockwise_top_k_is_the_plain_one_bit_for_bit(V, kind):
+  rng = np.random.default_rng(V)
+  z_BV = rng.normal(size=(3, V)).astype(np.float32)
+  if kind == 'ties':
+    z_BV = np.round(z_BV)
+  elif kind == 'few':  # fewer than K are not -inf
+    z_BV[:, 2:] = -np.inf
+  elif kind == 'one block':
+    z_BV[:, 128:256] += 100
+  for K in (1, 2, 4):
+    values_BK, ids_BK = jax.jit(kept_set.top_k, static_argnums=1)(z_BV, K)
+    want_BK, want_ids_BK = jax.lax.top_k(z_BV, K)
+    np.testing.assert_array_equal(values_BK, want_BK)
+    np.testing.assert_array_equal(ids_BK, want_ids_BK)
+
+
+def test_the_blockwise_top_k_never_looks_at_all_ids_at_once():
+  def sizes(V):
+    text = jax.jit(kept_set.top_k, static_argnums=1).lower(jnp.zeros((1, V)), 4)
+    return [int(n) for n in re.findall(r'top_k.*?tensor<1x(\d+)xf32>', text.as_text())]
+
+  assert sizes(4096) == [32, 512]  # blocks, then the ids of four of them
+  assert sizes(512) == [512]

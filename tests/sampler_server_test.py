@@ -108,6 +108,7 @@ async def test_health_tells_the_version_and_the_tokens_drawn(client, started):
     'sampled': before['sampled'] + 6,
     'waiting': 0,
     'room': True,
+    'stopping': False,
   }
 
 
@@ -221,6 +222,48 @@ async def test_a_sampler_whose_follower_dies_stops_instead_of_serving_old_weight
   assert kv.open(cfg.store).list('samplers/') == []
   assert {thread.name for thread in died} == {'follow', 'engine'}
   events.close()
+
+
+async def test_a_sampler_that_is_told_to_stop_ends_what_is_open_and_takes_no_more(
+  params, tmp_path
+):
+  cfg = config.Config(run_dir=str(tmp_path), store=f'file://{tmp_path}/s', sampler=CFG)
+  made = engine.Engine(
+    params, 0, model=MODEL, cfg=CFG, length=LENGTH, swap=lambda: None
+  )
+  made.start()
+  says = status.Status(cfg.run_dir, 'sampler-0')
+  stopped = threading.Event()
+  serving = asyncio.ensure_future(server._serve(made, cfg, 0, stopped, says))
+  drawn = threading.Event()
+  ask_long = ask(max_new=50, stop_ids=())
+  late = made.submit(ask_long, lambda part: drawn.set())
+  await asyncio.to_thread(drawn.wait, 60)
+  stopped.set()
+  await asyncio.wait_for(serving, 60)
+  assert made.stopping
+  assert (await asyncio.wrap_future(late)).token_T.size == 50
+  with pytest.raises(ConnectionError, match='stopping'):
+    made.submit(ask())
+  assert kv.open(cfg.store).list('samplers/') == []
+
+
+async def test_what_has_not_ended_in_time_is_given_up(params, tmp_path):
+  short = dataclasses.replace(CFG, drain_seconds=0.2)
+  cfg = config.Config(
+    run_dir=str(tmp_path), store=f'file://{tmp_path}/s', sampler=short
+  )
+  made = engine.Engine(
+    params, 0, model=MODEL, cfg=short, length=LENGTH, swap=lambda: None
+  )
+  made.start()
+  says = status.Status(cfg.run_dir, 'sampler-0')
+  late = made.submit(dataclasses.replace(ask(), min_version=9))
+  stopped = threading.Event()
+  stopped.set()
+  await asyncio.wait_for(server._serve(made, cfg, 0, stopped, says), 60)
+  with pytest.raises(ConnectionError, match='stopped'):
+    await asyncio.wrap_future(late)
 
 
 async def test_open_requests_get_503_when_the_engine_ends(params):

@@ -38,11 +38,12 @@ def cached(
   q_BCXH = _grouped(q_BTQH, C) / jnp.sqrt(jnp.float32(H)).astype(q_BTQH.dtype)
   real_BT = position_BT < table_BJ.shape[1] * S
   longest = jnp.max(jnp.where(real_BT, position_BT, 0))
+  one = (longest >= 0).astype(k_PCHS.dtype)
 
   def page(j: jax.Array, carry: tuple) -> tuple:
     out_BCXU, top_BCX1, sum_BCX1 = carry
     at_B = jax.lax.dynamic_index_in_dim(table_BJ, j, axis=1, keepdims=False)
-    k_BCHS = k_PCHS.at[at_B].get(mode='clip')
+    k_BCHS = _pages(k_PCHS, at_B, one)
     score_BCXS = _float32('BCXH,BCHS->BCXS', q_BCXH, k_BCHS)
     seen_BTS = (j * S + jnp.arange(S))[None, None] <= position_BT[:, :, None]
     seen_BXS = jnp.tile(seen_BTS, (1, Q // C, 1))
@@ -55,7 +56,7 @@ def cached(
     if v_PCSU is None:
       more_BCXU = _float32('BCXS,BCUS->BCXU', weight_BCXS, k_BCHS[:, :, :latent])
     else:
-      v_BCSU = v_PCSU.at[at_B].get(mode='clip')
+      v_BCSU = _pages(v_PCSU, at_B, one)
       more_BCXU = _float32('BCXS,BCSU->BCXU', weight_BCXS, v_BCSU)
     return out_BCXU * fade_BCX1 + more_BCXU, most_BCX1, sum_BCX1
 
@@ -67,6 +68,16 @@ def cached(
   )
   out_BCXU, _, sum_BCX1 = jax.lax.fori_loop(0, longest // S + 1, page, none)
   return _ungrouped((out_BCXU / sum_BCX1).astype(k_PCHS.dtype), T)
+
+
+def _pages(pool: jax.Array, at_B: jax.Array, one: jax.Array) -> jax.Array:
+  """The pages at `at_B`, [B, ..].
+
+  Times a one that XLA can't see through: on CPU it gathers on one core, but runs a
+  product, with the gather fused into it, on all. Flat, because indices are then cheap.
+  """
+  flat = pool.reshape(pool.shape[0], -1).at[at_B].get(mode='clip') * one
+  return flat.reshape(-1, *pool.shape[1:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -7,12 +7,14 @@ while the mass *before* it is below top_p. Ties break by token id. The set the d
 comes from is the set that is recorded (SWE-1.7 post, Cognition, 2026-07; DESIGN.md
 12.1).
 
-The vocabulary is never sorted: `lax.top_k` bounds the set first.
+The vocabulary is never sorted: `top_k` bounds the set first.
 """
 
 from flax import struct
 import jax
 import jax.numpy as jnp
+
+_BLOCK = 128  # ids whose largest logit stands for them in `top_k`
 
 
 @struct.dataclass
@@ -56,7 +58,7 @@ def filter(
   """
   # The barrier keeps XLA on CPU from moving slices into the top-k, which it would then
   # run as a full sort of the vocabulary: 4.5 ms instead of .2 at [32, 1024].
-  z_BK, ids_BK = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, K))
+  z_BK, ids_BK = jax.lax.optimization_barrier(top_k(logits_BV, K))
   above_BK = z_BK - z_BK[:, :1]  # log(p / p_max)
   survive_BK = above_BK >= jnp.log(min_p_B)[:, None]  # log 0 = -inf keeps all
   survive_BK &= jnp.arange(K)[None, :] < top_k_B[:, None]
@@ -66,6 +68,27 @@ def filter(
   before_BK = jnp.matmul(prob_BK, jnp.triu(jnp.ones((K, K)), k=1), precision='highest')
   keep_BK = survive_BK & ((before_BK < top_p_B[:, None]) | (top_p_B >= 1.0)[:, None])
   return ids_BK, z_BK, keep_BK.at[:, 0].set(True)
+
+
+def top_k(logits_BV: jax.Array, K: int) -> tuple[jax.Array, jax.Array]:
+  """`lax.top_k`: the K largest and their ids, in descending order, ties by id.
+
+  A large vocabulary is cut into blocks. All K lie in the K blocks with the largest
+  maxima, ties by block: each block that comes before another one holds an element that
+  comes before all of the other's. A quarter of the time for [32, 49,152] and K = 64.
+  """
+  V = logits_BV.shape[-1]
+  blocks = -(-V // _BLOCK)
+  if blocks < 4 * K:
+    return jax.lax.top_k(logits_BV, K)
+  pad = ((0, 0), (0, blocks * _BLOCK - V))
+  z_BXv = jnp.pad(logits_BV, pad, constant_values=-jnp.inf)
+  z_BXv = z_BXv.reshape(-1, blocks, _BLOCK)
+  first_BK = jnp.sort(jax.lax.top_k(jnp.max(z_BXv, axis=-1), K)[1], axis=-1)
+  some_BKv = jnp.take_along_axis(z_BXv, first_BK[:, :, None], axis=1)
+  z_BK, at_BK = jax.lax.top_k(some_BKv.reshape(-1, K * _BLOCK), K)
+  block_BK = jnp.take_along_axis(first_BK, at_BK // _BLOCK, axis=-1)
+  return z_BK, (block_BK * _BLOCK + at_BK % _BLOCK).astype(jnp.int32)
 
 
 def topk_bound(
@@ -99,10 +122,13 @@ def topk_bound(
 
 def entropy(logits_BV: jax.Array) -> jax.Array:
   """Entropy of softmax(logits) in nats, float32 [B]."""
-  logp_BV = jax.nn.log_softmax(logits_BV, axis=-1)
-  # p log p -> 0 as p -> 0, also where a logit is -inf.
-  term_BV = jnp.where(jnp.isfinite(logp_BV), jnp.exp(logp_BV) * logp_BV, 0.0)
-  return -jnp.sum(term_BV, axis=-1)
+  top_B1 = jax.lax.stop_gradient(jnp.max(logits_BV, axis=-1, keepdims=True))
+  # With e = exp(z - max): log(sum e) - sum(e (z - max)) / sum e, two passes over V. An
+  # e of 0, also that of a logit of -inf, adds nothing.
+  above_BV = jnp.where(logits_BV > -jnp.inf, logits_BV - top_B1, 0.0)
+  e_BV = jnp.where(logits_BV > -jnp.inf, jnp.exp(above_BV), 0.0)
+  sum_B = jnp.sum(e_BV, axis=-1)
+  return jnp.log(sum_B) - jnp.sum(e_BV * above_BV, axis=-1) / sum_B
 
 
 def draw(

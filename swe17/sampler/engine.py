@@ -82,7 +82,7 @@ class Engine:
     self._inbox: queue.SimpleQueue[jobs.Job] = queue.SimpleQueue()
     self._wake, self._stop = threading.Event(), threading.Event()
     self._door = threading.Lock()  # nobody comes in after the last was sent home
-    self._closed = False
+    self._closed = self._draining = False
     self.error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
 
@@ -90,6 +90,16 @@ class Engine:
     """Compiles all programs, then starts serving."""
     self._device.warm_up()
     self._thread.start()
+
+  def drain(self) -> None:
+    """Takes no new request from now on; those that are here go on."""
+    with self._door:
+      self._draining = True
+
+  @property
+  def stopping(self) -> bool:
+    """Whether new requests are sent away for good."""
+    return self._draining or self._closed or self._stop.is_set()
 
   def close(self) -> None:
     """Stops the thread; open requests fail with ConnectionError."""
@@ -122,7 +132,7 @@ class Engine:
     check.request(request, self._cfg, length=most, vocab=self._vocab)
     future: concurrent.futures.Future = concurrent.futures.Future()
     with self._door:
-      if self._stop.is_set() or self._closed:
+      if self.stopping:
         raise ConnectionError(f'the sampler is stopping ({self.error!r})')
       if not self.room():
         raise Full(min(max(self._seconds, 1.0), 60.0))

@@ -4,7 +4,7 @@
   POST /generate?stream=1  the same in parts: frames of length (uint32, little-endian)
                            and a wire result, the last with its `finish`; an error in
                            mid-stream is a frame of length 0, then one of JSON {"error"}
-  GET  /health             {"version", "busy", "sampled", "waiting", "room"}
+  GET  /health             {"version", "busy", "sampled", "waiting", "room", "stopping"}
   GET  /metrics            for Prometheus
   /v1/..                   the OpenAI routes (api/app.py)
 
@@ -187,6 +187,7 @@ def app(serving: engine.Engine, chat: Direct | None = None) -> web.Application:
       'sampled': serving.sampled,
       'waiting': serving.waiting,
       'room': serving.room(),
+      'stopping': serving.stopping,
     }
     return web.json_response(values, status=503 if serving.error else 200)
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 import jax
@@ -98,14 +98,34 @@ async def _serve(
     if registered.done():
       registered.result()
   stopped.set()
+  serving.drain()
   await registered
   try:
     await asyncio.to_thread(store.delete, _key(index))
   except kv.StoreError as e:  # routers find out by themselves
     _log.warning('the registration stays: %s', e)
-  # Open requests are answered (503) before the connections close.
+  await finish(serving, cfg.sampler.drain_seconds)
+  # Requests still open are answered (503) before the connections close.
   await asyncio.to_thread(serving.close)
   await runner.cleanup()
+
+
+class Draining(Protocol):
+  """An engine that takes no more."""
+
+  error: BaseException | None
+
+  def drain(self) -> None: ...
+
+  @property
+  def busy(self) -> int: ...
+
+
+async def finish(serving: Draining, seconds: float) -> None:
+  """Waits until the requests of a drained engine have ended, `seconds` at most."""
+  until = time.monotonic() + seconds
+  while serving.busy and serving.error is None and time.monotonic() < until:
+    await asyncio.sleep(0.05)
 
 
 def _names(cfg: config.Config) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class Sampler:
     'keep', 'contexts at a weight swap: keep | recompute | drain (end first)'
   )
   queue: int = _f(256, 'requests that may wait; beyond that callers are sent away')
-  drain_seconds: float = _f(5.0, 'time that open requests have after SIGTERM [s]')
+  drain_seconds: float = _f(1.0, 'time that open requests have after SIGTERM [s]')
   temperature: float = _f(1.0, 'sampling temperature')
   min_p: float = _f(0.0, 'keep p >= min_p p_max; 0 = off')
   top_k: int = _f(32, 'most ids a kept set may hold; 0 = off')

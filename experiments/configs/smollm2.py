@@ -41,7 +41,7 @@ def get_config() -> ml_collections.ConfigDict:
   cfg.imitation.practice, cfg.imitation.careful = 0.0, 0.7
   cfg.imitation.context_weight = 0.0
   cfg.imitation.lr = 1.5e-3
-  cfg.sampler.processes, cfg.sampler.slots = 1, 16
+  cfg.sampler.processes, cfg.sampler.threads, cfg.sampler.slots = 1, 2, 16
   cfg.sampler.prefill_rows, cfg.sampler.prefill_chunk = 4, 64
   cfg.sampler.decode_steps, cfg.sampler.decode_widths = 8, '4'
   cfg.sampler.top_k = 64

@@ -34,17 +34,28 @@ class Tasks:
 
 @dataclasses.dataclass(frozen=True)
 class Sandbox:
-  backend: str = _f('auto', 'auto | bubblewrap | process (no isolation, warned)')
+  backend: str = _f(
+    'auto', 'auto | bubblewrap | container | process (no isolation, warned)'
+  )
   workers: int = _f(2, 'warm graders')
   cpu_seconds: float = _f(0.15, 'CPU time one check may take [s]')
   wall_seconds: float = _f(4.0, 'wall time one check may take [s]')
   memory_mib: int = _f(512, 'address space of one check [MiB]')
   processes: int = _f(8, 'processes of one check')
   output_kib: int = _f(256, 'output of one check [KiB]')
+  engine: str = _f('docker', 'container engine: docker, podman or their like')
+  image: str = _f('', 'image of backend=container; never pulled')
+  user: str = _f('65534:65534', "user in a container; 0:0 where files are root's")
+  cpus: float = _f(1.0, 'CPUs of one container')
+  life_seconds: float = _f(7200.0, 'longest life of a container that is kept [s]')
 
   def __post_init__(self):
-    _one_of(self, 'sandbox.', 'backend', 'auto', 'bubblewrap', 'process')
-    _above(self, 'sandbox.', 0, 'cpu_seconds', 'wall_seconds')
+    _one_of(self, 'sandbox.', 'backend', 'auto', 'bubblewrap', 'container', 'process')
+    _above(self, 'sandbox.', 0, 'cpu_seconds', 'wall_seconds', 'cpus', 'life_seconds')
+    _want(bool(self.engine), 'sandbox.engine', self.engine, 'a command')
+    _want(
+      bool(re.fullmatch(r'\d+:\d+', self.user)), 'sandbox.user', self.user, 'uid:gid'
+    )
     _at_least(self, 'sandbox.', 1, 'workers', 'memory_mib', 'processes', 'output_kib')
 
 

@@ -186,9 +186,16 @@ def _lay_out(
   if backend == 'process':
     return [], _beside(scratch, own)
   options = ['--ro-bind', str(own), _TREE]
-  for name, place in _parts().items():
+  for name, place in pytest_parts().items():
     options += ['--ro-bind', place, f'{_PLACE}/{name}']
-  options = ['--perms', '0755', '--dir', _PLACE, *options, *shell.hide(_copies())]
+  options = [
+    '--perms',
+    '0755',
+    '--dir',
+    _PLACE,
+    *options,
+    *shell.hide(installed_copies()),
+  ]
   return options, {'tree': _TREE, 'parts': _PLACE, 'work': '/work'}
 
 
@@ -197,7 +204,7 @@ def _beside(scratch: str, own: pathlib.Path) -> dict[str, str]:
   parts, work = pathlib.Path(scratch, 'parts'), pathlib.Path(scratch, 'work')
   parts.mkdir()
   work.mkdir()
-  for name, place in _parts().items():
+  for name, place in pytest_parts().items():
     (parts / name).symlink_to(place)
   os.chmod(scratch, 0o755)
   if os.getuid() == 0:
@@ -206,7 +213,7 @@ def _beside(scratch: str, own: pathlib.Path) -> dict[str, str]:
 
 
 @functools.cache
-def _parts() -> dict[str, str]:
+def pytest_parts() -> dict[str, str]:
   """File or folder name -> place, of pytest and what it imports."""
   found = {}
   for name in _PARTS:
@@ -222,7 +229,7 @@ def _parts() -> dict[str, str]:
 
 
 @functools.cache
-def _copies() -> list[pathlib.Path]:
+def installed_copies() -> list[pathlib.Path]:
   """Folders of the system that hold installed packages, or archives of some."""
   library = pathlib.Path(sysconfig.get_path('stdlib'))
   found = [library / 'site-packages', library / 'ensurepip', library / 'test']

@@ -14,6 +14,7 @@ context has the same ids but those of the thought. How it ends:
   infrastructure       no outcome, status 'invalid': a connection, the operating system,
                        the grader, an answer that lacks what a token must carry, or the
                        wall clock (turns and tokens bound the agent, so it is not slow)
+  signs of cheating    outcome 0, however it ended
 
 Anything else that is raised is a bug and is passed on.
 """
@@ -30,6 +31,7 @@ import xxhash
 from swe17 import config, types
 from swe17.agent import formats, record, tools
 from swe17.env import base
+from swe17.env.audit import cheating
 from swe17.env.repair import grader
 
 Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
@@ -83,7 +85,7 @@ async def run(
     task,
     group_id,
     member,
-    outcome,
+    cheating.judged(outcome, base.flags(env)),
     segments=log.segments(),
     turns=log.turns,
     calls=log.calls,

@@ -66,6 +66,21 @@ def read(folder: bytes, name: str, most: int) -> bytes | None:
     return None
 
 
+def texts(folder: bytes, most: int) -> dict[str, str]:
+  """Plain files by path, links among them; '' for one of more than `most` bytes."""
+  found = {}
+  try:
+    with tarfile.open(fileobj=io.BytesIO(folder)) as tar:
+      for member in tar:
+        if not member.isdir():
+          small = member.isreg() and member.size <= most
+          file = tar.extractfile(member) if small else None
+          found[member.name] = file.read().decode(errors='replace') if file else ''
+  except tarfile.TarError:
+    return found
+  return found
+
+
 class Shell:
   """Runs commands with the settings of `cfg`, a given tool path and given hidings.
 

@@ -13,6 +13,7 @@ import math
 from swe17 import config, types
 from swe17.agent import episode, formats, record, tokenizer
 from swe17.env import base, families
+from swe17.env.audit import cheating
 from swe17.env.repair import grader, repair, repair_shell
 from swe17.rollout import harness as harnesses
 
@@ -61,7 +62,7 @@ class World:
       return await self.harness.episode(
         task, group_id, member, sampling, seconds=seconds, min_version=min_version
       )
-    env = self.host.env(task)
+    env = cheating.Watched(self.host.env(task))
     try:
       prompt = await env.reset()
     except (OSError, grader.GraderError) as e:

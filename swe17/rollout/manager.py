@@ -36,6 +36,7 @@ _DISCOVER = 1.0  # seconds between looks at who serves
 _THREADS = 24  # for calls to the store, each of which may hang while a line is cut
 _BEGUN = 'rollouts/begun.json'  # process 0 has evaluated version 0
 _MOMENT = 0.01  # seconds, of an episode whose group has none left
+_CHEATS = 200  # transcripts in cheating/
 _SPOILED = 2  # groups that infrastructure spoiled before their task is set aside
 
 
@@ -214,6 +215,7 @@ async def _group(state: process.Rollout, start: int) -> None:
   state.own.write('finished', start=start, id=group.id)
   state.outbox.put(group)
   _keep_to_read(state, group)
+  _keep_cheating(state, group)
 
 
 def _spoiled(group: types.Group) -> bool:
@@ -286,6 +288,21 @@ def _keep_to_read(state: process.Rollout, group: types.Group) -> None:
   folder.mkdir(exist_ok=True)
   text = episodes_.transcript(group.episodes[0], state.world.fmt)
   (folder / f'{group.start:08d}.md').write_text(text, encoding='utf-8')
+
+
+def _keep_cheating(state: process.Rollout, group: types.Group) -> None:
+  """Writes every episode that lost its outcome by cheating, the first of a run."""
+  cheats = [e for e in group.episodes if e.outcome.cheated]
+  if not cheats:
+    return
+  folder = pathlib.Path(state.cfg.run_dir) / 'cheating'
+  folder.mkdir(exist_ok=True)
+  kept = sum(1 for _ in folder.iterdir())
+  for episode in cheats[: max(0, _CHEATS - kept)]:
+    text = episodes_.transcript(episode, state.world.fmt)
+    (folder / f'{episode.id}.md').write_text(text, encoding='utf-8')
+  reasons = sorted({e.outcome.reason for e in cheats})
+  state.events.write('cheating', id=group.id, episodes=len(cheats), reasons=reasons)
 
 
 # --- evaluation -----------------------------------------------------------------

@@ -299,6 +299,11 @@ class RepairEnv:
     """The agent's present version of the function."""
     return ''.join(self._pieces)
 
+  @property
+  def given(self) -> str:
+    """The function as the library has it and as the task gives it."""
+    return f'{self._task.payload.get("original", "")}\n{self._task.payload["source"]}'
+
   async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
     """Runs one well-formed call. GraderError: the infrastructure failed in a test."""
     if self.done:

@@ -27,9 +27,12 @@ class Tasks:
   train: int = _f(0, 'training tasks used, 0 = all')
   heldout: int = _f(0, 'held-out tasks used, 0 = all')
   verify: bool = _f(True, 'verify every task once more before the run')
+  attempts: int = _f(4, 'kernels: candidates an agent may hand in')
+  speedup_cap: float = _f(5.0, 'kernels: largest speedup that counts')
 
   def __post_init__(self):
     _at_least(self, 'tasks.', 0, 'lines', 'train', 'heldout')
+    _at_least(self, 'tasks.', 1, 'attempts', 'speedup_cap')
 
 
 @dataclasses.dataclass(frozen=True)

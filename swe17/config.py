@@ -29,10 +29,16 @@ class Tasks:
   verify: bool = _f(True, 'verify every task once more before the run')
   attempts: int = _f(4, 'kernels: candidates an agent may hand in')
   speedup_cap: float = _f(5.0, 'kernels: largest speedup that counts')
+  root: str = _f('', 'folder of repositories (swe_bench) or of task folders (harbor)')
+  place: str = _f('container', 'where those tasks run: container | local (no image)')
+  units: str = _f('', 'their held-out units, comma-separated; empty: a fifth, by hash')
+  factory: str = _f('', "verifiers: 'module:function' that makes the environment")
+  arguments: str = _f('{}', 'verifiers: its arguments, JSON')
 
   def __post_init__(self):
     _at_least(self, 'tasks.', 0, 'lines', 'train', 'heldout')
     _at_least(self, 'tasks.', 1, 'attempts', 'speedup_cap')
+    _one_of(self, 'tasks.', 'place', 'container', 'local')
 
 
 @dataclasses.dataclass(frozen=True)

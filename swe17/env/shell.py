@@ -24,7 +24,7 @@ from swe17.env import limits, sandbox, shell_keeper
 
 _FILES = 256  # open files of a command
 _MARGIN_SECONDS = 10.0  # for the folder to be unpacked and packed
-_FOLDER_BYTES = 16 << 20  # of a folder, packed
+FOLDER_BYTES = 16 << 20  # of a folder, packed
 _BIN = '/tools'
 
 
@@ -166,7 +166,7 @@ class Shell:
       'command': command,
       'isolated': self._backend == 'bubblewrap',
       'limits': self._limits,
-      'folder_bytes': _FOLDER_BYTES,
+      'folder_bytes': FOLDER_BYTES,
       'seconds': self._seconds,
       'tools': self._tools,
       'bin': programs,

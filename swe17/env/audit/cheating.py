@@ -296,6 +296,11 @@ class Watched:
     self._calls.append((name, arguments))
     return await self._env.step(name, arguments)
 
+  async def turn_score(self) -> float | None:
+    """The environment's own score of a turn, if it has one; 0 once there are signs."""
+    value = await base.turn_score(self._env)
+    return 0.0 if value is not None and self.flags else value
+
   async def verify(self) -> types.Outcome:
     """The environment's own outcome, unless there are signs: then nothing is run."""
     signs = self.flags

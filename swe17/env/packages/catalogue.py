@@ -64,13 +64,6 @@ SOURCES: Mapping[str, Source] = {
     ('src/cachetools',),
     path=('src',),
   ),
-  'funcy': Source(
-    'funcy',
-    '2.1',
-    '8979feb3de7120afd1d00e5a8eae810c1942e4bfbc91697151e9ee1e49f79284',
-    'BSD-3-Clause',
-    ('funcy',),
-  ),
   'inflection': Source(
     'inflection',
     '0.5.1',
@@ -94,6 +87,7 @@ SOURCES: Mapping[str, Source] = {
     'BSD-3-Clause',
     ('jsonpointer.py',),
     tests=('tests.py',),
+    data=('bin',),
   ),
   'lark': Source(
     'lark',
@@ -101,15 +95,20 @@ SOURCES: Mapping[str, Source] = {
     'b426a7a6d6d53189d318f2b6236ab5d6429eaf09259f1ca33eb716eed10d2905',
     'MIT',
     ('lark',),
-    data=('examples', 'docs'),
-  ),
-  'marshmallow': Source(
-    'marshmallow',
-    '4.4.0',
-    '9e6ffa8511012ca89732324c1c253efd7b4d35632dcbdf80aa793fe01804af3e',
-    'MIT',
-    ('src/marshmallow',),
-    path=('src',),
+    # Not test_parser: it takes most of a minute.
+    tests=(
+      'tests/test_cache.py',
+      'tests/test_grammar.py',
+      'tests/test_lexer.py',
+      'tests/test_pattern_matching.py',
+      'tests/test_python_grammar.py',
+      'tests/test_reconstructor.py',
+      'tests/test_tools.py',
+      'tests/test_tree_forest_transformer.py',
+      'tests/test_tree_templates.py',
+      'tests/test_trees.py',
+    ),
+    data=('examples', 'docs', 'tests'),
   ),
   'mistune': Source(
     'mistune',
@@ -140,6 +139,7 @@ SOURCES: Mapping[str, Source] = {
     'MIT',
     ('schema',),
     tests=('test_schema.py',),
+    data=('LICENSE-MIT',),
   ),
   'simpleeval': Source(
     'simpleeval',

@@ -21,7 +21,7 @@ import threading
 from typing import Any
 
 _TEXT = 600  # characters of a message
-_OFF = ('cacheprovider', 'junitxml', 'pastebin', 'stepwise', 'setuponly', 'setupplan')
+_OFF = ('cacheprovider', 'pastebin', 'stepwise', 'setuponly', 'setupplan')
 _OFF += ('faulthandler', 'doctest')
 
 
@@ -46,7 +46,8 @@ def run(spec: Mapping[str, Any], over: frozenset[int], out: int, token: str) -> 
   os.chdir(tree)
   os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'
   places = [os.path.join(tree, part) if part else tree for part in spec['path']]
-  sys.path[:] = [*sys.path, *places]
+  # Last what an agent writes: nothing of it stands before the library or pytest.
+  sys.path[:] = [*sys.path, spec['parts'], *places]
   sys.argv = ['pytest']
   import pytest
 

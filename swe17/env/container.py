@@ -58,7 +58,8 @@ def options(
 ) -> list[str]:
   """Return the options of `run` that bound and isolate a container.
 
-  `writable` leaves the image's own files writable, for images that hold the work.
+  `writable` leaves the image's own files writable, for images that hold the work at
+  `work`; '' is the place that the image names.
   `cpu_seconds` bounds each process, rounded up; 0: they share `cfg.cpus` only.
   """
   memory = f'{cfg.memory_mib}m'
@@ -76,7 +77,9 @@ def options(
   if work == WORK:
     found += ['--tmpfs', _memory(WORK, cfg.memory_mib)]
     found += ['--env', f'HOME={WORK}', '--env', f'TMPDIR={WORK}']
-  return [*found, '--workdir', work, '--entrypoint', '/bin/sh']
+  if work:
+    found += ['--workdir', work]
+  return [*found, '--entrypoint', '/bin/sh']
 
 
 def _memory(path: str, mib: int) -> str:
@@ -252,8 +255,8 @@ class Container:
       wall_seconds=seconds or self._cfg.wall_seconds,
       output_kib=output_kib or self._cfg.output_kib,
     )
-    inside = ['exec', '--interactive', '--workdir', self._work, self.name, '/bin/sh']
-    command = [cfg.engine, *inside]
+    at = ['--workdir', self._work] if self._work else []
+    command = [cfg.engine, 'exec', '--interactive', *at, self.name, '/bin/sh']
     done = await _start(cfg, command, argv, pack(files or {}), stdin)
     await self._sweep()
     return done

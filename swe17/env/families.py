@@ -5,17 +5,24 @@ import difflib
 import importlib
 
 from swe17.env import base
-from swe17.env.formats import swe_bench
+from swe17.env.formats import harbor, swe_bench
+from swe17.env.kernels import kernels, kernels_small
 from swe17.env.repair import repair
 from swe17.env.retrieval import retrieval
 
 _SEARCH = 'tokenizer_search.json'
+_KERNELS = 'tokenizer_kernels.json'
 FAMILIES: Mapping[str, base.Family] = {
   family.name: family
   for family in (
     base.Family(repair.FAMILY, repair.read, repair.open_host),
     base.Family(retrieval.FAMILY, retrieval.read, retrieval.open_host, _SEARCH),
     base.Family(retrieval.SMALL, retrieval.read, retrieval.open_host, _SEARCH),
+    base.Family(kernels.FAMILY, kernels.read, kernels.open_host),
+    base.Family(
+      kernels_small.FAMILY, kernels_small.read, kernels_small.open_host, _KERNELS
+    ),
+    base.Family(harbor.FAMILY, harbor.read, harbor.open_host),
     base.Family(swe_bench.FAMILY, swe_bench.read, swe_bench.open_host),
   )
 }

@@ -10,9 +10,10 @@ This file is run by the Pythons of images, from 3.6 on, and by nothing of ours.
 import json
 import os
 import sys
+from typing import Any
 
 
-def main():
+def main() -> None:
   """Runs pytest on the tests it is told."""
   spec = json.loads(sys.stdin.read())
   write, dumps, count = os.write, json.dumps, [0]
@@ -22,7 +23,7 @@ def main():
     os.dup2(null, fd)
   own = os.getpid()
 
-  def send(**record):
+  def send(**record: object) -> None:
     if os.getpid() != own:
       return  # a child of a test
     record['number'] = count[0]
@@ -37,14 +38,14 @@ def main():
   class Records:
     """One record a test: the worst of its set-up, its call and its tear-down."""
 
-    def __init__(self):
+    def __init__(self) -> None:
       self.reports = []
 
-    def pytest_collectreport(self, report):
+    def pytest_collectreport(self, report: Any) -> None:
       if report.failed:
         send(test=report.nodeid, outcome='error')
 
-    def pytest_runtest_logreport(self, report):
+    def pytest_runtest_logreport(self, report: Any) -> None:
       self.reports.append((report.when, report.outcome))
       if report.when != 'teardown':
         return

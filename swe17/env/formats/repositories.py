@@ -7,7 +7,7 @@ say in what they become. Nothing of `.git` is in a snapshot, so no later commit 
 within reach of whoever works on it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import io
@@ -36,18 +36,32 @@ class Snapshot:
   @functools.cached_property
   def tar(self) -> bytes:
     """The same as a tar file, the first state of an agent's folder."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode='w') as tar:
-      for name, data in self.files.items():
-        member = tarfile.TarInfo(name)
-        member.size = len(data)
-        member.mode = 0o755 if name in self.executable else 0o644
-        tar.addfile(member, io.BytesIO(data))
-      for name, target in self.links.items():
-        member = tarfile.TarInfo(name)
-        member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
-        tar.addfile(member)
-    return made.getvalue()
+    return pack(self.files, self.links, self.executable)
+
+
+def pack(
+  files: Mapping[str, bytes],
+  links: Mapping[str, str] | None = None,
+  executable: Collection[str] = (),
+  folders: Iterable[str] = (),
+) -> bytes:
+  """A tar file of files, links, and folders that are to be there though empty."""
+  made = io.BytesIO()
+  with tarfile.open(fileobj=made, mode='w') as tar:
+    for name in folders:
+      member = tarfile.TarInfo(name)
+      member.type, member.mode = tarfile.DIRTYPE, 0o755
+      tar.addfile(member)
+    for name, data in files.items():
+      member = tarfile.TarInfo(name)
+      member.size = len(data)
+      member.mode = 0o755 if name in executable else 0o644
+      tar.addfile(member, io.BytesIO(data))
+    for name, target in (links or {}).items():
+      member = tarfile.TarInfo(name)
+      member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
+      tar.addfile(member)
+  return made.getvalue()
 
 
 def files_of(folder: bytes) -> dict[str, bytes]:

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import pathlib
-from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, sandbox, shell
+from swe17.env import sandbox, shell
 from swe17.env.formats import repositories, rows, swe_boxed, swe_trees, workspace
 from swe17.env.packages import suite
 
@@ -169,36 +168,12 @@ class Place:
     return await swe_boxed.report(self.cfg, task, was, tree, tests, _SUITE_SECONDS)
 
 
-class SweEnv:
+class SweEnv(workspace.BashEnv):
   """One episode on one task that `verify` found sound."""
 
-  tools: tuple[base.Tool, ...] = workspace.TOOLS
-
   def __init__(self, task: types.Task, place: Place):
+    super().__init__(task.prompt, lambda: place.open(task))
     self._task, self._place = task, place
-    self._work: workspace.Workspace | None = None
-    self.done = False
-    self.flags: tuple[str, ...] = ()
-    self.figures: dict[str, float] = {}
-
-  async def reset(self) -> str:
-    await self.close()
-    self._work = await self._place.open(self._task)
-    self.done, self.flags, self.figures = False, (), {}
-    return self._task.prompt
-
-  async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
-    """Runs one well-formed call. OSError: the infrastructure failed."""
-    if self.done or self._work is None:
-      return 'already submitted'
-    if name == 'submit':
-      self.done = True
-      return 'submitted'
-    if name != 'bash':
-      raise ValueError(f'tool: got {name!r}, want bash or submit')
-    command = arguments['command']
-    reason = workspace.refused(command)
-    return reason or workspace.shown(await self._work.run(command))
 
   async def verify(self) -> types.Outcome:
     """1.0 if all of FAIL_TO_PASS and PASS_TO_PASS pass, else 0.0."""
@@ -221,12 +196,6 @@ class SweEnv:
     if report.passed(tests):
       return types.Outcome(1.0)
     return types.Outcome(0.0, report.reason)
-
-  async def close(self) -> None:
-    """Gives the workspace back. It may be reset afterwards."""
-    if self._work is not None:
-      await self._work.close()
-      self._work = None
 
 
 class Host:
@@ -266,7 +235,7 @@ class Host:
     return reason or dataclasses.replace(task, payload=payload)
 
   def env(self, task: types.Task) -> SweEnv:
-    self._made = [env for env in self._made if env._work is not None]
+    self._made = [env for env in self._made if env.is_open]
     self._made.append(SweEnv(task, self._place))
     return self._made[-1]
 

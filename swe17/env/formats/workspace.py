@@ -9,7 +9,7 @@ offer the same two tools on either.
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 import os
 import posixpath
@@ -75,12 +75,12 @@ class Local:
     cfg: config.Sandbox,
     backend: str,
     folder: bytes,
-    at: str = '',
+    before: str = '',
     options: Sequence[str] = (),
   ):
-    """`at`: absolute place to work at, if not the folder; `options`: of bwrap."""
+    """`before` stands before each command; `options` are further ones of bwrap."""
     self.folder = folder
-    self._cfg, self._backend, self._at = roomy(cfg), backend, at
+    self._cfg, self._backend, self._before = roomy(cfg), backend, before
     python = os.path.realpath(sys.executable)
     test = [python, '-B', '-m', 'pytest', '-p', 'no:cacheprovider']
     self._tools = {'python': [python, '-B'], 'python3': [python, '-B']}
@@ -94,9 +94,7 @@ class Local:
 
   async def run(self, command: str, seconds: float = COMMAND_SECONDS) -> Said:
     runner = shell.Shell(self._cfg, self._backend, seconds, self._tools, self._options)
-    if self._at:
-      command = f'cd {shlex.quote(self._at)} || exit 1\n{command}'
-    answer = await runner.run(self.folder, command)
+    answer = await runner.run(self.folder, f'{self._before}{command}')
     self.folder = answer.folder
     return Said(answer.output, answer.code, answer.timed_out)
 
@@ -132,6 +130,47 @@ class Boxed:
 
   async def close(self) -> None:
     await self.box.close()
+
+
+class BashEnv:
+  """What environments with a workspace share; `verify` is each one's own."""
+
+  tools: tuple[base.Tool, ...] = TOOLS
+
+  def __init__(self, prompt: str, begin: Callable[[], Awaitable[Workspace]]):
+    self._prompt, self._begin = prompt, begin
+    self._work: Workspace | None = None
+    self.done = False
+    self.flags: tuple[str, ...] = ()
+    self.figures: dict[str, float] = {}
+
+  @property
+  def is_open(self) -> bool:
+    return self._work is not None
+
+  async def reset(self) -> str:
+    await self.close()
+    self._work = await self._begin()
+    self.done, self.flags, self.figures = False, (), {}
+    return self._prompt
+
+  async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
+    """Runs one well-formed call. OSError: the infrastructure failed."""
+    if self.done or self._work is None:
+      return 'already submitted'
+    if name == 'submit':
+      self.done = True
+      return 'submitted'
+    if name != 'bash':
+      raise ValueError(f'tool: got {name!r}, want bash or submit')
+    command = arguments['command']
+    return refused(command) or shown(await self._work.run(command))
+
+  async def close(self) -> None:
+    """Gives the workspace back. It may be reset afterwards."""
+    if self._work is not None:
+      await self._work.close()
+      self._work = None
 
 
 def refused(command: str) -> str:

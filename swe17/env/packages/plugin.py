@@ -14,11 +14,15 @@ This file runs inside the sandbox; pytest is imported when it is called.
 
 from collections.abc import Callable, Mapping, Sequence
 import copy
+import functools
+import inspect
 import os
 import random
 import sys
 import threading
 from typing import Any
+
+from swe17.env.packages import guard
 
 _TEXT = 600  # characters of a message
 _OFF = ('cacheprovider', 'pastebin', 'stepwise', 'setuponly', 'setupplan')
@@ -53,6 +57,8 @@ def run(spec: Mapping[str, Any], over: frozenset[int], out: int, token: str) -> 
 
   send = sender(out, token)
   plugin = Plugin(spec, over, send)
+  if not spec['explain']:  # else pytest rewrites asserts itself
+    guard.install([os.path.join(tree, file) for file in spec['guarded']])
   arguments = [
     *(word for name in _OFF for word in ('-p', f'no:{name}')),
     *('--rootdir', tree, '-o', 'addopts=', '--no-header', '--no-summary'),
@@ -127,12 +133,13 @@ class Plugin:
       self._bad.append(_text(report))
 
   def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
-    place = next(place for known, place, _ in self._order if known is item)
+    place, canary = next((p, c) for known, p, c in self._order if known is item)
     self._bad.clear()
     self._send('start', str(place))
     returned: list[bool] = []
-    if not hasattr(item, 'canary'):
-      _watch(item, returned)
+    able = hasattr(item, 'obj')
+    if able:
+      item.obj = _failing(item.obj) if canary else _watched(item.obj, returned)
     if self._tracer:
       self._tracer.start()
     reports = self._protocol(item, log=True, nextitem=nextitem)
@@ -141,7 +148,7 @@ class Plugin:
     outcome, text = _outcome(reports)
     if outcome == 'passed' and self._bad:
       outcome, text = 'failed', self._bad[0]
-    if outcome == 'passed' and not returned:
+    if outcome == 'passed' and not canary and able and not returned:
       outcome, text = 'failed', 'it did not run to its end'
     self._send('end', str(place), outcome, text)
     self.left -= 1
@@ -171,42 +178,56 @@ def _text(report: Any) -> str:
 def _can_have(item: Any) -> bool:
   """Whether a test can have a canary: it is a function, and not to fail or be left."""
   marks = {mark.name for mark in item.iter_markers()}
-  return hasattr(item, 'obj') and not marks & {'xfail', 'skip', 'skipif'}
+  if marks & {'xfail', 'skip', 'skipif'} or not hasattr(item, '_initrequest'):
+    return False
+  odd = inspect.iscoroutinefunction(item.obj) or hasattr(item.obj, '__unittest_skip__')
+  return not (odd or hasattr(item.obj, '__unittest_expecting_failure__'))
 
 
-def _watch(item: Any, returned: list[bool]) -> None:
-  """Notes whether the test's own code has come to its end."""
-  inner = item.runtest
+def _watched(test: Callable[..., Any], returned: list[bool]) -> Callable[..., Any]:
+  """A test's function that notes whether it came to its end."""
+  if inspect.iscoroutinefunction(test):
 
-  def runtest() -> None:
-    inner()
+    @functools.wraps(test)
+    async def later(*arguments: Any, **named: Any) -> None:
+      await test(*arguments, **named)
+      returned.append(True)
+
+    return later
+
+  @functools.wraps(test)
+  def run(*arguments: Any, **named: Any) -> Any:
+    result = test(*arguments, **named)
     returned.append(True)
+    return result
 
-  item.runtest = runtest
+  return run
+
+
+def _failing(test: Callable[..., Any]) -> Callable[..., Any]:
+  """A test's function that fails after all that it does."""
+
+  @functools.wraps(test)
+  def run(*arguments: Any, **named: Any) -> Any:
+    try:
+      test(*arguments, **named)
+    finally:
+      raise AssertionError('values differ')
+
+  return run
 
 
 def _canary(item: Any) -> Any:
-  """The same test under the same name, which fails after all that it does."""
+  """The same test under the same name; what it runs is put in its place later."""
   import pytest
 
   canary = copy.copy(item)
   canary.stash = canary._store = pytest.Stash()
   canary._report_sections = []
-  if hasattr(canary, '_initrequest'):
-    canary.funcargs = {}
-    canary._initrequest()
-  inner = canary.runtest
-
-  def runtest() -> None:
-    try:
-      inner()
-    finally:
-      if hasattr(canary, '_excinfo'):
-        canary._excinfo = None  # what a unittest noted of itself
-      raise AssertionError('values differ')
-
-  canary.runtest = runtest
-  canary.canary = True
+  canary.__dict__.pop('_instance', None)
+  canary.__dict__.pop('_obj', None)
+  canary.funcargs = {}
+  canary._initrequest()
   return canary
 
 

@@ -56,6 +56,8 @@ class Report:
     durations: id -> wall seconds.
     touched: id -> 'path:line' of functions that it ran, if asked for; '' -> those that
       imports ran.
+    unsteady: ids that came out otherwise in some repetition.
+    cpu_seconds: of everything in the sandbox, all repetitions together.
   """
 
   results: Mapping[str, str]
@@ -66,6 +68,8 @@ class Report:
   texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
   durations: Mapping[str, float] = dataclasses.field(default_factory=dict)
   touched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+  unsteady: frozenset[str] = frozenset()
+  cpu_seconds: float = 0.0
 
   def passed(self, tests: Sequence[str]) -> bool:
     """Whether all of `tests` have passed and nothing is wrong with the report."""
@@ -83,18 +87,21 @@ async def run(
   seconds: float = SECONDS,
   explain: bool = False,
   trace: bool = False,
+  repeats: int = 1,
 ) -> Report:
   """Runs some tests of a tree (None: all), in a sandbox of its own.
 
-  `explain` gives assertions' texts their values; `trace` fills `Report.touched`. Tests
-  run in the suite's order, whatever the order of `tests`. SuiteError if the sandbox
-  fails.
+  `explain` gives assertions' texts their values, without the guard against objects that
+  equal everything: for reading, not for judging. `trace` fills `Report.touched`. With
+  `repeats` every repetition has processes of its own, and the report is that of the
+  first bad one, else of the first. Tests run in the suite's order. SuiteError if the
+  sandbox fails.
   """
   spec = _spec(cfg, backend, tree, tests, seconds_a_test, seconds)
-  spec |= {'explain': explain, 'trace': trace}
+  spec |= {'explain': explain, 'trace': trace, 'repeats': repeats}
   cfg = dataclasses.replace(
     cfg,
-    wall_seconds=seconds + _MARGIN_SECONDS,
+    wall_seconds=repeats * seconds + _MARGIN_SECONDS,
     output_kib=max(cfg.output_kib, _OUTPUT_KIB),
     memory_mib=max(cfg.memory_mib, _MEMORY_MIB),
   )
@@ -126,6 +133,25 @@ def _report(name: str, done: sandbox.Completed, seconds: float) -> Report:
     why = 'it took too long' if done.timed_out else (lines or ['without a word'])[-1]
     raise SuiteError(f'{name}: the suite ended with {done.returncode}: {why}')
   told = json.loads(done.stdout)
+  runs = [_told(run, seconds) for run in told['runs']]
+  first = next((run for run in runs if not run.complete), runs[0])
+  ids = {test for run in runs for test in run.results}
+  unsteady = {
+    test for test in ids if len({run.results.get(test) for run in runs}) > 1
+  }
+  slowest = {
+    test: max(run.durations.get(test, 0.0) for run in runs) for test in first.durations
+  }
+  return dataclasses.replace(
+    first,
+    touched=runs[0].touched,
+    durations=slowest,
+    unsteady=frozenset(unsteady),
+    cpu_seconds=told['cpu'],
+  )
+
+
+def _told(told: Mapping[str, Any], seconds: float) -> Report:
   results = told['results']
   return Report(
     results={test: value[0] for test, value in results.items()},
@@ -155,6 +181,7 @@ def _spec(
     'isolated': backend == 'bubblewrap',
     'path': list(tree.path),
     'files': [file for file in files if _exists(tree, file)],
+    'guarded': [p for p in tree.rest if p.endswith('.py')],
     'wanted': None if tests is None else sorted(set(tests)),
     'seconds_a_test': seconds_a_test,
     'seconds': seconds,

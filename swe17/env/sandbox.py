@@ -32,7 +32,7 @@ _CODE = pathlib.Path(__file__).resolve().parents[2]
 # Programs passed in.
 _INSIDE = ('canonical', 'limits', 'prelude', 'shell_keeper', 'sites')
 _INSIDE += ('repair.anchors', 'repair.originals', 'repair.runner', 'repair.shell_tools')
-_INSIDE += ('packages.inside', 'packages.plugin')
+_INSIDE += ('packages.guard', 'packages.inside', 'packages.plugin')
 # No -I: the environment is ours alone, and the hash seed is fixed through it, so that
 # the order of a set is the same in every worker.
 _PYTHON_FLAGS = ('-S', '-B', '-s', '-P', '-X', 'utf8')

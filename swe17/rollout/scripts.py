@@ -8,7 +8,8 @@ import dataclasses
 import random
 
 from swe17 import types
-from swe17.agent import episode, formats, scripted, searcher
+from swe17.agent import episode, formats, kernels_scripted, scripted, searcher
+from swe17.env.kernels import kernels_small
 from swe17.env.repair import library, repair
 from swe17.env.retrieval import retrieval
 
@@ -49,10 +50,19 @@ def _searching_well(fmt: formats.Format, rng: random.Random) -> episode.Generate
   return searcher.Searcher(fmt, rng, searcher.CAREFUL)
 
 
+def _editing(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return kernels_scripted.Editor(fmt, rng, kernels_scripted.CLUMSY)
+
+
+def _editing_well(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return kernels_scripted.Editor(fmt, rng, kernels_scripted.CAREFUL)
+
+
 SCRIPTS: Mapping[str, Script] = {
   repair.FAMILY: Script(_clumsy, _careful, _practising, _practice),
   retrieval.FAMILY: Script(_searching, _searching_well),
   retrieval.SMALL: Script(_searching, _searching_well, _searching, retrieval.practice),
+  kernels_small.FAMILY: Script(_editing, _editing_well),
 }
 
 

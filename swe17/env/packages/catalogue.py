@@ -40,6 +40,9 @@ class Source:
     return (*self.roots, *self.tests, *self.data, *_CONFIG, 'conftest.py')
 
 
+# Packages that are never trained on.
+HELDOUT = frozenset({'addict', 'isodate', 'simpleeval', 'tinydb', 'voluptuous'})
+
 SOURCES: Mapping[str, Source] = {
   'addict': Source(
     'addict',

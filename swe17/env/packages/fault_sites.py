@@ -14,6 +14,7 @@ Offsets are in bytes, as syntax trees count columns.
 import ast
 from collections.abc import Iterator
 import dataclasses
+import itertools
 import re
 
 KINDS = (
@@ -187,7 +188,7 @@ def _between(
 
 
 def _arguments(module: _Module, arguments: list[ast.expr]) -> Iterator[Site]:
-  for a, b in zip(arguments, arguments[1:], strict=False):
+  for a, b in itertools.pairwise(arguments):
     starred = isinstance(a, ast.Starred) or isinstance(b, ast.Starred)
     one, two = module.text(a), module.text(b)
     if starred or one == two or b'\n' in one + two:

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator, Sequence
 import dataclasses
 import difflib
+import itertools
 import random
 
 from swe17.env.packages import fault_sites, sources
@@ -101,7 +102,7 @@ def _several(rng: random.Random, everything: Sequence[Fault]) -> Fault | None:
     return None
   edits = tuple(fault.edits[0] for fault in chosen.values())
   ends = sorted((e.path, e.start, e.start + len(e.old.encode())) for e in edits)
-  for (path, _, end), (next_path, start, _) in zip(ends, ends[1:], strict=False):
+  for (path, _, end), (next_path, start, _) in itertools.pairwise(ends):
     if path == next_path and start < end:
       return None  # a function within another
   return Fault(SEVERAL, edits, tuple(chosen))

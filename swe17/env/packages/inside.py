@@ -53,7 +53,9 @@ def main(fd: str) -> None:
   del sys.path[0]
   runs = []
   for i in range(spec['repeats']):
-    keeper = Keeper({**spec, 'seed': spec['seed'] + i, 'trace': spec['trace'] and i == 0})
+    keeper = Keeper(
+      {**spec, 'seed': spec['seed'] + i, 'trace': spec['trace'] and i == 0}
+    )
     keeper.run()
     runs.append(keeper.told())
     if not runs[-1]['results'] or runs[-1]['reason'] or runs[-1]['forged']:

@@ -136,9 +136,7 @@ def _report(name: str, done: sandbox.Completed, seconds: float) -> Report:
   runs = [_told(run, seconds) for run in told['runs']]
   first = next((run for run in runs if not run.complete), runs[0])
   ids = {test for run in runs for test in run.results}
-  unsteady = {
-    test for test in ids if len({run.results.get(test) for run in runs}) > 1
-  }
+  unsteady = {test for test in ids if len({run.results.get(test) for run in runs}) > 1}
   slowest = {
     test: max(run.durations.get(test, 0.0) for run in runs) for test in first.durations
   }

@@ -5,8 +5,8 @@ import difflib
 import importlib
 
 from swe17.env import base
-from swe17.env.formats import harbor, swe_bench
-from swe17.env.kernels import kernels, kernels_small
+from swe17.env.formats import harbor, swe_bench, verifiers_env
+from swe17.env.kernels import kernel_bench, kernels, kernels_small
 from swe17.env.repair import repair
 from swe17.env.retrieval import retrieval
 
@@ -18,11 +18,13 @@ FAMILIES: Mapping[str, base.Family] = {
     base.Family(repair.FAMILY, repair.read, repair.open_host),
     base.Family(retrieval.FAMILY, retrieval.read, retrieval.open_host, _SEARCH),
     base.Family(retrieval.SMALL, retrieval.read, retrieval.open_host, _SEARCH),
+    base.Family(kernel_bench.FAMILY, kernel_bench.read, kernel_bench.open_host),
     base.Family(kernels.FAMILY, kernels.read, kernels.open_host),
     base.Family(
       kernels_small.FAMILY, kernels_small.read, kernels_small.open_host, _KERNELS
     ),
     base.Family(harbor.FAMILY, harbor.read, harbor.open_host),
+    base.Family(verifiers_env.FAMILY, verifiers_env.read, verifiers_env.open_host),
     base.Family(swe_bench.FAMILY, swe_bench.read, swe_bench.open_host),
   )
 }

@@ -56,6 +56,11 @@ class Problem:
     checks: calls on small inputs, untimed, after which the arguments must be as the
       reference leaves them.
     calls: timed calls.
+    prepare: a function that is given the arguments instead, untimed.
+    module: makes what is run of a text, the reference's or a candidate's.
+    compared: the function that must not be the reference's; '': `function`.
+    allowed: modules that a candidate may import beside those of rules.py.
+    noise: problems with this in common share a noise band; '': it has its own.
   """
 
   name: str
@@ -65,7 +70,11 @@ class Problem:
   checks: int = 4
   calls: int = 7
   rtol: float = 1e-9
-  noise: str = ''  # problems with this in common share a noise band; '': it has its own
+  prepare: str = ''
+  module: Callable[[str], str] = str
+  compared: str = ''
+  allowed: frozenset[str] = frozenset()
+  noise: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +129,8 @@ def speedup(ratios: Sequence[float], width: float) -> float:
 class Bench:
   """`cfg.workers` pairs of warm sandboxes, and one lock for all that is timed."""
 
-  def __init__(self, cfg: config.Sandbox):
+  def __init__(self, cfg: config.Sandbox, room: worker.Room | None = None):
+    self._room = room or worker.Room()
     memory = max(cfg.memory_mib, _MEMORY_MIB)
     self._cfg = dataclasses.replace(cfg, memory_mib=memory)
     self._idle: asyncio.Queue[_Pair] = asyncio.Queue()
@@ -136,7 +146,9 @@ class Bench:
     path = pathlib.Path(tempfile.gettempdir(), f'swe17-bench-{os.getuid()}.lock')
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     self._lock_fd = os.open(path, flags, 0o600)
-    self._pairs = [_Pair(self._cfg, backend) for _ in range(self._cfg.workers)]
+    self._pairs = [
+      _Pair(self._cfg, backend, self._room) for _ in range(self._cfg.workers)
+    ]
     for pair in self._pairs:
       self._idle.put_nowait(pair)
 
@@ -154,7 +166,8 @@ class Bench:
   async def measure(self, problem: Problem, source: str) -> Verdict:
     """The verdict on a candidate. GraderError if the infrastructure fails twice."""
     try:
-      flag = rules.broken(source, problem.reference, problem.function)
+      asked = problem.compared or problem.function
+      flag = rules.broken(source, problem.reference, asked, problem.allowed)
     except SyntaxError as e:
       return Verdict('parse', f'line {e.lineno}: {e.msg}')
     except (ValueError, RecursionError, MemoryError) as e:
@@ -246,19 +259,20 @@ class Bench:
 class _Pair:
   """A sandbox for candidates and one for references, which never share a process."""
 
-  def __init__(self, cfg: config.Sandbox, backend: str):
-    self.candidate = worker.Worker(cfg, backend)
-    self.reference = worker.Worker(cfg, backend)
+  def __init__(self, cfg: config.Sandbox, backend: str, room: worker.Room):
+    self.candidate = worker.Worker(cfg, backend, room)
+    self.reference = worker.Worker(cfg, backend, room)
     self._opened: OrderedDict[str, None] = OrderedDict()  # references that run
 
   async def open(self, problem: Problem, source: str) -> str:
     """Has both run their sources: why the candidate's does not, '' if it does."""
-    failure = await self.candidate.open(_CANDIDATE, source, problem.function)
+    function, text = problem.function, problem.module(source)
+    failure = await self.candidate.open(_CANDIDATE, text, function)
     name = problem.reference
     if name in self._opened:
       self._opened.move_to_end(name)
       return failure
-    own = await self.reference.open(name, problem.reference, problem.function)
+    own = await self.reference.open(name, problem.module(name), function)
     if own:
       raise worker.Fault(f'the reference of {problem.name}: {own}')
     self._opened[name] = None
@@ -271,12 +285,18 @@ class _Pair:
   ) -> tuple[Verdict | None, float]:
     """Calls the candidate, then the reference: (what is wrong, ratio of times)."""
     data = pickle.dumps(arguments, protocol=5)
-    meta, got = await self.candidate.call(_CANDIDATE, data, after=after)
+    if problem.prepare:
+      failure = await self._prepare(problem, data)
+      if failure is not None:
+        return failure, 0.0
+      data, after = pickle.dumps(()), False
+    name, key = problem.function, problem.reference
+    meta, got = await self.candidate.call(_CANDIDATE, name, data, after=after)
     failure = worker.failure(meta)
     if failure:
       return Verdict('run', failure, lasting='failure' in meta), 0.0
-    own, want = await self.reference.call(problem.reference, data, after=after)
-    if 'cpu' not in own:
+    own, want = await self.reference.call(key, name, data, after=after)
+    if 'spent' not in own:
       raise worker.Fault(f'the reference of {problem.name}: {own}')
     try:
       reason = values.differs(values.decode(want), values.decode(got), problem.rtol)
@@ -284,7 +304,18 @@ class _Pair:
       reason = str(e)
     if reason:
       return Verdict('wrong', reason), 0.0
-    return None, own['cpu'] / max(meta['cpu'], 1e-9)
+    return None, own['spent'] / max(meta['spent'], 1e-9)
+
+  async def _prepare(self, problem: Problem, data: bytes) -> Verdict | None:
+    """Has both make their inputs ready; a verdict if the candidate does not."""
+    name = problem.prepare
+    meta, _ = await self.candidate.call(_CANDIDATE, name, data, after=False)
+    if failure := worker.failure(meta):
+      return Verdict('run', failure, lasting='failure' in meta)
+    own, _ = await self.reference.call(problem.reference, name, data, after=False)
+    if 'spent' not in own:
+      raise worker.Fault(f'the reference of {problem.name}: {own}')
+    return None
 
   def kill(self) -> None:
     self.candidate.kill()

@@ -168,10 +168,8 @@ class KernelsEnv:
 
   tools: tuple[base.Tool, ...] = TOOLS
 
-  def __init__(self, task: types.Task, by: judge.Judge):
-    self._task, self._judge = task, by
-    unit = UNITS[task.payload['unit']]
-    self._problem = problem(unit, task.payload['variant'])
+  def __init__(self, task: types.Task, by: judge.Judge, asked: bench.Problem):
+    self._task, self._judge, self._problem = task, by, asked
     self._account = self._fresh()
     self.done = False
 
@@ -251,7 +249,8 @@ class Host:
     return ''
 
   def env(self, task: types.Task) -> KernelsEnv:
-    return KernelsEnv(task, self.judge)
+    asked = problem(UNITS[task.payload['unit']], task.payload['variant'])
+    return KernelsEnv(task, self.judge, asked)
 
   async def close(self) -> None:
     await self._bench.close()

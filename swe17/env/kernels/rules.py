@@ -49,15 +49,18 @@ _COMPARES = frozenset(
 _BASES = frozenset(('ndarray', 'generic', 'int', 'float', 'list', 'dict', 'tuple'))
 
 
-def broken(source: str, reference: str, function: str) -> str:
+def broken(
+  source: str, reference: str, function: str, allowed: frozenset[str] = frozenset()
+) -> str:
   """The first rule that a candidate breaks, '' if none.
 
+  `allowed` are modules that it may import beside the usual ones.
   SyntaxError, ValueError, RecursionError or MemoryError: it does not parse.
   """
   tree = ast.parse(source)
   compile(tree, '<kernel>', 'exec', dont_inherit=True)  # `return` outside and the like
-  given, shape = _of_reference(reference, function)
-  found = set(_found(tree)) - given
+  given, shape = _of_reference(reference, function, allowed)
+  found = set(_found(tree, allowed)) - given
   functions = _functions(tree)
   if function in functions and _stub(functions[function]):
     found.add('stub')
@@ -67,25 +70,27 @@ def broken(source: str, reference: str, function: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_reference(reference: str, function: str) -> tuple[frozenset[str], str]:
+def _of_reference(
+  reference: str, function: str, allowed: frozenset[str]
+) -> tuple[frozenset[str], str]:
   """(rules that the reference breaks itself, its shape)."""
   tree = ast.parse(reference)
-  return frozenset(_found(tree)), _shape(_functions(tree)[function])
+  return frozenset(_found(tree, allowed)), _shape(_functions(tree)[function])
 
 
 def _functions(tree: ast.AST) -> dict[str, ast.FunctionDef]:
   return {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
 
 
-def _found(tree: ast.AST) -> Iterator[str]:
+def _found(tree: ast.AST, allowed: frozenset[str]) -> Iterator[str]:
   """Rules that single nodes break."""
   modules = set(_bound(tree))
   for node in ast.walk(tree):
     match node:
       case ast.Import():
-        yield from (_import(alias.name) for alias in node.names)
+        yield from (_import(alias.name, allowed) for alias in node.names)
       case ast.ImportFrom():
-        yield _import(node.module or '') if node.level == 0 else 'reaches_out'
+        yield _import(node.module or '', allowed) if not node.level else 'reaches_out'
         yield from ('timer' for a in node.names if a.name in _CLOCKS)
         yield from ('reaches_out' for a in node.names if _hidden(a.name))
       case ast.Name():
@@ -105,13 +110,16 @@ def _found(tree: ast.AST) -> Iterator[str]:
         yield 'disguised' if names & _COMPARES or bases & _BASES else ''
 
 
-def _import(name: str) -> str:
+def _import(name: str, allowed: frozenset[str]) -> str:
   if name in _CLOCKS:
     return 'timer'
-  return '' if name in _MODULES else 'reaches_out'
+  known = name in _MODULES or name.partition('.')[0] in allowed
+  return '' if known else 'reaches_out'
 
 
 def _hidden(name: str) -> bool:
+  if name == '__init__':  # of a class's own base
+    return False
   return name.startswith('_') or name in _ATTRIBUTES or name in _NAMES
 
 

@@ -11,13 +11,14 @@ is followed by a frame of its arguments (pickle: they come from the bench). One 
 answers: JSON, a newline, and for a call the bytes of the result.
 
   open   {id, source, function}  a new child; {} once the source has run, or {failure}
-  call   {id, after}             {cpu} and the result, or {failure}, or {end}
+  call   {id, function, after}   {spent} and the result, or {failure}, or {end}
   close  {id}                    {}: the child is gone
 
-`cpu` is what the kernel counts for the child's process, all of its threads, from before
-it is handed the arguments until all of the result has been read here: work that is put
-off until the result is looked at, or begun before, is counted too. It may start no
-process or thread that would be counted elsewhere.
+`spent` is the CPU time that the kernel counts for the child's process, all of its
+threads, from before it is handed the arguments until all of the result has been read
+here: work that is put off until the result is looked at, or begun before, is counted
+too. It may start no process that would be counted elsewhere. With `clock` 'wall', for
+devices whose work no CPU clock counts, it is the time that passes meanwhile.
 
 This file imports numpy and the standard library only.
 """
@@ -36,8 +37,7 @@ from typing import Any, NoReturn
 
 from swe17.env import limits
 
-_FILES = 32  # open files of a child
-_BACKUP_SECONDS = 60  # of RLIMIT_CPU, over all calls of a child
+_BACKUP_SECONDS = 600  # of RLIMIT_CPU, over all calls of a child
 _WORDS = 160  # characters of what an error said
 _POLL = 0.01  # seconds between two looks at the clock of a child that runs
 _ENDS = {'timeout': 'ran out of time', 'died': 'died', 'large': 'returned too much'}
@@ -57,6 +57,8 @@ def main(settings: str) -> None:
   sys.path.append(cfg['packages'])
   for name in ('numpy', *(f'numpy.{part}' for part in _LOADED), *_STANDARD):
     __import__(name)  # now: the child may not be able to read the files
+  for name in cfg['modules']:
+    __import__(name)
   from swe17.env.kernels import values
 
   cfg['encode'], cfg['refused'] = values.encode, values.Unserialisable
@@ -75,7 +77,8 @@ def main(settings: str) -> None:
       children[name], said = _open(cfg, asked)
     elif asked['op'] == 'call':
       arguments = _read_frame(0) or b''
-      body = frame(json.dumps(asked['after']).encode()) + frame(arguments)
+      head = json.dumps([asked['function'], asked['after']]).encode()
+      body = frame(head) + frame(arguments)
       said = children[name].call(body)
     else:
       said = _say({})
@@ -153,10 +156,14 @@ class _Child:
     os.set_blocking(to, False)
 
   def call(self, body: bytes) -> bytes:
-    began = _cpu_seconds(self._pid)
+    began = self._clock()
     answer, end = self.answer(body)
-    spent = _cpu_seconds(self._pid) - began if not end else 0.0
-    return _say({'end': end}) if end else _of_child(answer, {'cpu': spent})
+    spent = self._clock() - began if not end else 0.0
+    return _say({'end': end}) if end else _of_child(answer, {'spent': spent})
+
+  def _clock(self) -> float:
+    wall = self._cfg['clock'] == 'wall'
+    return time.monotonic() if wall else _cpu_seconds(self._pid)
 
   def answer(self, body: bytes) -> tuple[bytes | bytearray, str]:
     """Hands `body` over and reads a frame: (its body, '' or what ended it)."""
@@ -222,9 +229,9 @@ def _live(cfg: Mapping[str, Any], to_r: int, from_w: int) -> NoReturn:
     limits.confine(
       cpu_seconds=_BACKUP_SECONDS,  # the zygote watches, this only backs it up
       memory_bytes=cfg['memory_bytes'],
-      processes=1,  # whose time nobody would count
-      files=_FILES,
-      file_bytes=0,
+      processes=cfg['processes'],
+      files=cfg['files'],
+      file_bytes=cfg['file_bytes'],
       isolated=cfg['isolated'],
     )
     limits.set_undumpable()
@@ -252,11 +259,12 @@ def _serve(cfg: Mapping[str, Any], to_r: int, from_w: int) -> None:
     from_w, frame(b'-' + failure.encode('ascii', 'replace') if failure else b'+')
   )
   encode, refused = cfg['encode'], cfg['refused']
-  while (after := _read_frame(to_r)) is not None:
+  while (head := _read_frame(to_r)) is not None:
+    asked, after = json.loads(head)
     arguments = pickle.loads(_read_frame(to_r) or b'')
     try:
-      result = scope[name](*arguments)
-      answer = b'+' + encode([result, list(arguments)] if after == b'true' else result)
+      result = scope[asked](*arguments)
+      answer = b'+' + encode([result, list(arguments)] if after else result)
     except refused as error:
       answer = f'-TypeError: returned {error}'.encode('ascii', 'replace')
     except BaseException as error:

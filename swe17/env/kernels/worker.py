@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -29,8 +30,33 @@ def failure(meta: Mapping[str, Any]) -> str:
   return meta.get('failure') or _ENDS.get(meta.get('end', ''), '')
 
 
-def _binds(backend: str) -> tuple[list[str], str]:
-  """(bwrap options that show numpy and our programs, the folder numpy is in)."""
+@dataclasses.dataclass(frozen=True)
+class Room:
+  """What a candidate finds in its sandbox; the defaults are for code on the CPU.
+
+  Attributes:
+    modules: what is imported beside numpy before there is a candidate.
+    packages: names in numpy's folder that are shown; '*' alone: all of it.
+    devices: paths of devices that are shown.
+    clock: 'cpu', the kernel's count of a process, or 'wall'.
+    processes: that a candidate may be; more than 1 would not be counted by 'cpu'.
+    files: that it may have open.
+    file_bytes: of a file that it may write, in a folder in memory.
+    bounded: whether its address space is limited, which drivers of devices do not bear.
+  """
+
+  modules: tuple[str, ...] = ()
+  packages: tuple[str, ...] = ('numpy', 'numpy.libs')
+  devices: tuple[str, ...] = ()
+  clock: str = 'cpu'
+  processes: int = 1
+  files: int = 32
+  file_bytes: int = 0
+  bounded: bool = True
+
+
+def _binds(backend: str, room: Room) -> tuple[list[str], str]:
+  """(bwrap options that show packages and our programs, the folder numpy is in)."""
   spec = importlib.util.find_spec('numpy')
   assert spec is not None and spec.origin is not None, 'numpy is not installed'
   packages = pathlib.Path(spec.origin).resolve().parents[1]
@@ -41,8 +67,17 @@ def _binds(backend: str) -> tuple[list[str], str]:
   for name in _INSIDE:
     file = f'{folder}/{name}.py'
     options += ['--ro-bind', str(_CODE / file.removeprefix('/code/')), file]
-  for name in ('numpy', 'numpy.libs'):
-    options += ['--ro-bind-try', str(packages / name), f'{_PACKAGES}/{name}']
+  for name in room.packages:
+    whole = name == '*'
+    inside = _PACKAGES if whole else f'{_PACKAGES}/{name}'
+    outside = packages if whole else packages / name
+    options += ['--ro-bind-try', str(outside), inside]
+  if room.file_bytes:
+    options += ['--perms', '1777', '--tmpfs', '/tmp', '--setenv', 'HOME', '/tmp']
+    # Large libraries look for randomness, and for what machine they are on.
+    options += ['--dev', '/dev', '--proc', '/proc']
+  for path in room.devices:
+    options += ['--dev-bind', path, path]
   return options, _PACKAGES
 
 
@@ -53,19 +88,24 @@ class Fault(Exception):
 class Worker:
   """One sandbox with a zygote in it, started when first asked."""
 
-  def __init__(self, cfg: config.Sandbox, backend: str):
-    self._cfg, self._backend = cfg, backend
+  def __init__(self, cfg: config.Sandbox, backend: str, room: Room):
+    self._cfg, self._backend, self._room = cfg, backend, room
     self._process: asyncio.subprocess.Process | None = None
 
   async def _start(self) -> asyncio.subprocess.Process:
-    options, packages = _binds(self._backend)
+    options, packages = _binds(self._backend, self._room)
     settings = {
       'isolated': self._backend == 'bubblewrap',
       'packages': packages,
       'cpu_seconds': self._cfg.cpu_seconds,
       'wall_seconds': self._cfg.wall_seconds,
-      'memory_bytes': self._cfg.memory_mib << 20,
+      'memory_bytes': self._cfg.memory_mib << 20 if self._room.bounded else -1,
       'output_bytes': _OUTPUT_BYTES,
+      'modules': self._room.modules,
+      'clock': self._room.clock,
+      'processes': self._room.processes,
+      'files': self._room.files,
+      'file_bytes': self._room.file_bytes,
     }
     return await asyncio.create_subprocess_exec(
       *sandbox.program(
@@ -102,10 +142,11 @@ class Worker:
     return failure(meta)
 
   async def call(
-    self, name: str, arguments: bytes, *, after: bool
+    self, name: str, function: str, arguments: bytes, *, after: bool
   ) -> tuple[dict[str, Any], bytes]:
     """(what the zygote says of a call, the bytes of its result)."""
-    return await self._ask({'op': 'call', 'id': name, 'after': after}, arguments)
+    asked = {'op': 'call', 'id': name, 'function': function, 'after': after}
+    return await self._ask(asked, arguments)
 
   async def end(self, name: str) -> None:
     """Kills the process of that name, if there is one."""

@@ -13,7 +13,7 @@ ours is retried once on fresh workers and is then a `GraderError`, never a verdi
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import defaultdict, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 import contextlib
 import dataclasses
@@ -137,6 +137,7 @@ class Bench:
     self._pairs: list[_Pair] = []
     self._lock = asyncio.Lock()
     self._bands: dict[str, float] = {}
+    self._measuring: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
     self._lock_fd = -1
     self.restarts = 0  # pairs replaced because they failed
 
@@ -180,15 +181,19 @@ class Bench:
   async def noise(self, problem: Problem) -> float:
     """The noise band of a problem, measured once: its reference against itself."""
     key = problem.noise or problem.name
-    if key not in self._bands:
-      own = dataclasses.replace(problem, calls=_COLD_CALLS + _NOISE_CALLS)
-      seen = await self._insist(own, problem.reference, 0.0)
-      if seen.kind != 'correct':
-        raise grader.GraderError(
-          f'the reference of {problem.name} does not run: {seen.kind} {seen.words}'
-        )
-      self._bands[key] = band(seen.ratios[_COLD_CALLS:], problem.calls)
+    async with self._measuring[key]:  # whoever else wants it waits
+      if key not in self._bands:
+        self._bands[key] = await self._noise(problem)
     return self._bands[key]
+
+  async def _noise(self, problem: Problem) -> float:
+    own = dataclasses.replace(problem, calls=_COLD_CALLS + _NOISE_CALLS)
+    seen = await self._insist(own, problem.reference, 0.0)
+    if seen.kind != 'correct':
+      raise grader.GraderError(
+        f'the reference of {problem.name} does not run: {seen.kind} {seen.words}'
+      )
+    return band(seen.ratios[_COLD_CALLS:], problem.calls)
 
   async def _insist(self, problem: Problem, source: str, width: float) -> Verdict:
     if not self._pairs:

@@ -1,5 +1,6 @@
-"""Environments of the verifiers' shape: played, scored, and never scored 0 for a fault."""
+"""Environments of the verifiers' shape: played, scored, never 0 for a fault."""
 
+import json
 import signal
 
 import pytest
@@ -54,6 +55,10 @@ def test_parameters_that_ours_cannot_be_are_json_text():
   assert made.parameters == {'values': 'str', 'scale': 'str', 'unit': 'str'}
   assert optional == {'values': False, 'scale': True, 'unit': True}
   assert made.description.startswith('Sum up. (values is JSON, scale is JSON')
+  strict = fixture.definition(fixture.total)
+  strict['parameters']['required'] = ['values', 'scale', 'unit']  # as some make it
+  strict['parameters']['properties']['scale']['default'] = 1.0
+  assert shapes.tool(strict)[1] == {'values': False, 'scale': True, 'unit': False}
   made, _ = shapes.tool({'function': fixture.definition(fixture.add)})  # older form
   assert made == base.Tool('add', 'Add two numbers.', {'a': 'int', 'b': 'int'}, True)
 
@@ -142,10 +147,8 @@ def test_held_out_rows_are_their_own_or_a_fifth_and_never_trained_on():
   found = tasks('sums', '{"rows": 60}')
   held = [task for task in found if task.split == 'heldout']
   assert 5 <= len(held) <= 20
-  arguments = (
-    '{"rows": 9, "eval_dataset": [{"prompt": "You add.\\\\n\\\\nWhat is 1 + 2?"}]}'
-  )
-  arguments = arguments.replace('\\\\', '\\')
+  row = {'prompt': 'You add.\n\nWhat is 1 + 2?'}
+  arguments = json.dumps({'rows': 9, 'eval_dataset': [row]})
   found, aside = verifiers_env.read(cfg('sums', arguments))
   assert [task.id for task in found if task.split == 'heldout'] == ['heldout/0']
   assert aside == {'train/1': 'its prompt is that of an earlier or a held-out row'}

@@ -1,4 +1,4 @@
-"""Environments in the shapes of verifiers 0.1.14 (read 2026-11-30), without the library.
+"""Environments in the shapes of verifiers 0.1.14 (read 2026-11-30), without it.
 
 Names and signatures are those of verifiers/envs/multiturn_env.py, envs/tool_env.py and
 rubrics/rubric.py; what an environment's author would write is below them.

@@ -172,7 +172,7 @@ def tool(given: Any) -> tuple[base.Tool, dict[str, bool]]:
   notes = []
   for parameter, one in (schema.get('properties') or {}).items():
     kind = one.get('type')
-    optional[parameter] = parameter not in required
+    optional[parameter] = parameter not in required or 'default' in one
     plain = kind in _KINDS and not (optional[parameter] and kind == 'integer')
     kinds[parameter] = _KINDS[kind] if plain else 'str'
     if not plain:

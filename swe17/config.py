@@ -27,6 +27,13 @@ class Tasks:
   train: int = _f(0, 'training tasks used, 0 = all')
   heldout: int = _f(0, 'held-out tasks used, 0 = all')
   verify: bool = _f(True, 'verify every task once more before the run')
+  cache: str = _f('', "folder of source distributions; empty: the user's own cache")
+  difficulty: str = _f('', 'file of estimates (build_tasks) that a run starts from')
+  band_low: float = _f(0.0, 'share solved below which a training task rests')
+  band_high: float = _f(1.0, 'share solved above which it rests; 0 and 1: none rests')
+  band_tries: int = _f(8, 'episodes of a task before it may rest')
+  band_retry: float = _f(0.1, 'share of groups drawn from all tasks all the same')
+  band_least: int = _f(16, 'tasks in the band below which none rests')
   attempts: int = _f(4, 'kernels: candidates an agent may hand in')
   speedup_cap: float = _f(5.0, 'kernels: largest speedup that counts')
   root: str = _f('', 'folder of repositories (swe_bench) or of task folders (harbor)')
@@ -36,7 +43,10 @@ class Tasks:
   arguments: str = _f('{}', 'verifiers: its arguments, JSON')
 
   def __post_init__(self):
-    _at_least(self, 'tasks.', 0, 'lines', 'train', 'heldout')
+    _at_least(self, 'tasks.', 0, 'lines', 'train', 'heldout', 'band_tries')
+    band = f'{self.band_low:g} to {self.band_high:g}'
+    inside = 0.0 <= self.band_low < self.band_high <= 1.0
+    _want(inside, 'tasks.band_low to tasks.band_high', band, 'a part of 0 to 1')
     _at_least(self, 'tasks.', 1, 'attempts', 'speedup_cap')
     _one_of(self, 'tasks.', 'place', 'container', 'local')
 

@@ -28,6 +28,7 @@ import time
 
 from swe17 import config, types
 from swe17.agent import episode as episodes_
+from swe17.env.audit import difficulty
 from swe17.metrics import lines, status
 from swe17.rollout import admission, episodes, evaluation, outbox, process, warm
 from swe17.sync import follower
@@ -194,7 +195,10 @@ async def _group(state: process.Rollout, start: int) -> None:
   """Runs the group of a start index; again, a few times, if it is spoiled."""
   cfg = state.cfg
   sound = [t for t in state.world.train if state.spoiled.get(t.id, 0) < _SPOILED]
-  task = admission.task(sound or state.world.train, cfg.seed, start)
+  drawn = difficulty.draw_from(
+    sound or state.world.train, state.estimates, cfg.tasks, cfg.seed, start
+  )
+  task = admission.task(drawn, cfg.seed, start)
   attempt, until = 0, time.monotonic() + cfg.rollout.group_seconds
   group = await _attempt(state, task, start, attempt, until)
   while _spoiled(group):
@@ -212,7 +216,9 @@ async def _group(state: process.Rollout, start: int) -> None:
   _count_dead(state, group)
   lag, state.lag = state.lag, 0.0
   group = dataclasses.replace(group, loop_lag=lag)
-  state.own.write('finished', start=start, id=group.id)
+  told = difficulty.told(group)
+  state.estimates = difficulty.replayed(state.estimates, [told])
+  state.own.write('finished', start=start, id=group.id, **told)
   state.outbox.put(group)
   _keep_to_read(state, group)
   _keep_cheating(state, group)

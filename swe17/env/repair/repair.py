@@ -372,19 +372,19 @@ class Host:
   """The graders of a process, and what all its episodes know of their verdicts."""
 
   def __init__(self, graders: grader.Graders):
-    self._graders = graders
+    self.graders = graders
     self.verifier = Verifier(graders)
 
   async def verify(
     self, tasks: Iterable[types.Task]
   ) -> tuple[list[types.Task], dict[str, str]]:
-    return await verify(tasks, self._graders)
+    return await verify(tasks, self.graders)
 
   def env(self, task: types.Task) -> RepairEnv:
     return RepairEnv(task, self.verifier)
 
   async def close(self) -> None:
-    await self._graders.close()
+    await self.graders.close()
 
 
 async def open_host(cfg: config.Sandbox) -> Host:

@@ -147,15 +147,21 @@ class RepairShell:
     ]
     calls = [('bash', {'command': command}) for command in self._commands]
     given = f'{payload["original"]}\n{payload["source"]}'
-    return cheating.found(calls, changes, given=given)
+    signs = cheating.found(calls, changes, given=given)
+    reason = _solution(self._folder, payload['source'])[1]
+    return (*signs, reason) if reason.startswith(_REACHES) else signs
+
+  @property
+  def source(self) -> str:
+    """What solution.py holds; '' if it is no text that parses."""
+    return _solution(self._folder, self._task.payload['source'])[0]
 
   async def verify(self) -> types.Outcome:
     """1.0 if all hidden cases give what the original gives, else 0.0."""
     payload = self._task.payload
     source, reason = _solution(self._folder, payload['source'])
     if reason:
-      sign = reason.startswith(_REACHES)
-      return types.Outcome(0.0, f'{types.CHEATING if sign else ""}{reason}')
+      return types.Outcome(0.0, reason)
     check = grader.Check(
       payload['module'], payload['function'], source, tuple(payload['hidden'])
     )
@@ -219,14 +225,14 @@ def mask(task: types.Task, scratch: str) -> list[str]:
   made = pathlib.Path(scratch, file.name)
   made.write_text(text, encoding='utf-8')
   os.chmod(scratch, 0o755)
+  hidden = shell.hide([file.parent / '__pycache__', *covered()])
+  return [*hidden, '--ro-bind', str(made), str(file)]
+
+
+def covered() -> list[pathlib.Path]:
+  """Folders with copies of the library, or of some of it, whatever the task."""
   library = pathlib.Path(sysconfig.get_path('stdlib'))
-  covered = [file.parent / '__pycache__', library / 'test', library / 'site-packages']
-  return [
-    *shell.hide([*covered, *_other_libraries()]),
-    '--ro-bind',
-    str(made),
-    str(file),
-  ]
+  return [library / 'test', library / 'site-packages', *_other_libraries()]
 
 
 @functools.cache

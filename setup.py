@@ -106,6 +106,7 @@ setuptools.setup(
   ),
   package_data={
     'experiments.bench': ['data/*'],
+    'swe17.env.kernels': ['*.jsonl'],
     'swe17.env.repair': ['*.jsonl'],
     'swe17.env.retrieval': ['*.jsonl'],
     'swe17.agent': ['data/*'],

@@ -36,7 +36,6 @@ from swe17 import config, types
 from swe17.agent import formats, record, tools
 from swe17.env import base
 from swe17.env.audit import cheating
-from swe17.env.repair import grader
 
 Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
 
@@ -80,7 +79,7 @@ async def run(
         ),
       )
       await log.score(env)
-  except (OSError, grader.GraderError, record.SamplerError) as e:
+  except (OSError, base.InfrastructureError, record.SamplerError) as e:
     # TimeoutError and ConnectionError are OSErrors.
     late = f'episode took over {cfg.episode_seconds:g} s'
     outcome = types.Outcome(

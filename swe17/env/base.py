@@ -13,6 +13,10 @@ from typing import Any, Protocol
 from swe17 import config, types
 
 
+class InfrastructureError(RuntimeError):
+  """What an environment runs on failed, more than once. Says nothing of the agent."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tool:
   """One tool as the agent is told of it."""

@@ -177,6 +177,7 @@ _OUTSIDE = _any(
 _RANGE = re.compile(r':\s*(\d+)\s*-\s*(\d+)')
 _ANSWER_LINES, _ANSWER_PLACES = 5000, 60  # beyond which an answer is everything
 _PATHS = ('path', 'file', 'filename', 'pattern')  # arguments that name files
+_MAKES = 'create'  # the tool that makes files
 _BEFORE = ('old',)  # arguments that quote what is there
 _TAKEN = frozenset(
   {*sys.stdlib_module_names, 'pytest', '_pytest', 'pluggy', 'iniconfig', 'packaging'}
@@ -198,7 +199,7 @@ def found(
   signs: dict[str, str] = {}
   for name, arguments in calls:
     writing = writes is None or name in writes
-    _paths_of(arguments, writing, signs)
+    _paths_of(arguments, writing, name == _MAKES, signs)
     if writing:
       texts = {k: v for k, v in arguments.items() if isinstance(v, str)}
       now = '\n'.join(v for k, v in texts.items() if k not in (*_PATHS, *_BEFORE))
@@ -226,7 +227,7 @@ def _code(before: str, after: str, given: str, signs: dict[str, str]) -> None:
 
 
 def _paths_of(
-  arguments: Mapping[str, Any], writing: bool, signs: dict[str, str]
+  arguments: Mapping[str, Any], writing: bool, new: bool, signs: dict[str, str]
 ) -> None:
   for name in _PATHS:
     path = arguments.get(name)
@@ -235,7 +236,7 @@ def _paths_of(
     if name != 'pattern' and _OUTSIDE.search(path):
       signs.setdefault('leaves its folder', repr(path)[1:61])
     if writing:
-      _written(path, new=False, signs=signs)
+      _written(path, new, signs)
 
 
 def _written(path: str, new: bool, signs: dict[str, str]) -> None:

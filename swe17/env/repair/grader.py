@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 from swe17 import config
-from swe17.env import sandbox
+from swe17.env import base, sandbox
 from swe17.env.repair import runner
 
 _ANSWER = re.compile(r'ok .*|raise \w+|unserialisable', re.DOTALL)
@@ -30,7 +30,7 @@ _MARGIN_SECONDS = 10.0  # beyond the wall limit that the runner itself keeps
 _FILES = 0  # open files of a check: none, for the library on disk has the original
 
 
-class GraderError(RuntimeError):
+class GraderError(base.InfrastructureError):
   """The infrastructure failed twice in a row. Says nothing about the code."""
 
 

@@ -53,9 +53,9 @@ def main(fd: str) -> None:
   del sys.path[0]
   runs = []
   for i in range(spec['repeats']):
-    keeper = Keeper(
-      {**spec, 'seed': spec['seed'] + i, 'trace': spec['trace'] and i == 0}
-    )
+    own = {'seed': spec['seed'] + i, 'trace': spec['trace'] and i == 0}
+    own['explain'] = spec['explain'] and i == spec['repeats'] - 1
+    keeper = Keeper({**spec, **own})
     keeper.run()
     runs.append(keeper.told())
     if not runs[-1]['results'] or runs[-1]['reason'] or runs[-1]['forged']:

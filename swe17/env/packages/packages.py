@@ -292,6 +292,8 @@ def _told(report: suite.Report, wanted: Sequence[str]) -> str:
   ]
   lines = [f'passed {len(wanted) - len(bad)} of {len(wanted)}']
   broken = [name for name in report.results if '::' not in name]
+  if broken:  # then its tests did not run
+    bad = [test for test in bad if test in report.results]
   for test in [*broken, *bad][:_MESSAGES]:
     result = report.results.get(test, 'not run')
     lines.append(f'{result} {test}\n    {_indented(report.texts.get(test, ""))}')

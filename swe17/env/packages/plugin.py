@@ -53,6 +53,8 @@ def run(spec: Mapping[str, Any], over: frozenset[int], out: int, token: str) -> 
   # Last what an agent writes: nothing of it stands before the library or pytest.
   sys.path[:] = [*sys.path, spec['parts'], *places]
   sys.argv = ['pytest']
+  for name in [name for name in sys.modules if name.startswith('swe17')]:
+    del sys.modules[name]  # ours, and not a package that tests could miss
   import pytest
 
   send = sender(out, token)
@@ -171,7 +173,9 @@ def _outcome(reports: Sequence[Any]) -> tuple[str, str]:
 def _text(report: Any) -> str:
   """What a report says of its failure, in a few lines."""
   crash = getattr(report.longrepr, 'reprcrash', None)
-  text = crash.message if crash is not None else str(report.longrepr)
+  if crash is None:  # a traceback as text: its end says what went wrong
+    return str(report.longrepr).strip()[-_TEXT // 2 :]
+  text = crash.message
   return text if len(text) <= _TEXT else text[: _TEXT - 4] + ' ...'
 
 

@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from swe17 import config
-from swe17.env import sandbox, shell
+from swe17.env import base, sandbox, shell
 from swe17.env.packages import sources
 
 CANARIES = 2
@@ -39,7 +39,7 @@ _FILES = 256  # open files of the suite
 _TREE, _PLACE = '/tree', '/parts'
 
 
-class SuiteError(RuntimeError):
+class SuiteError(base.InfrastructureError):
   """The sandbox failed. Says nothing about the code."""
 
 
@@ -94,8 +94,8 @@ async def run(
   `explain` gives assertions' texts their values, without the guard against objects that
   equal everything: for reading, not for judging. `trace` fills `Report.touched`. With
   `repeats` every repetition has processes of its own, and the report is that of the
-  first bad one, else of the first. Tests run in the suite's order. SuiteError if the
-  sandbox fails.
+  first bad one, else of the first; the last one explains. Tests run in the suite's
+  order. SuiteError if the sandbox fails.
   """
   spec = _spec(cfg, backend, tree, tests, seconds_a_test, seconds)
   spec |= {'explain': explain, 'trace': trace, 'repeats': repeats}
@@ -142,6 +142,7 @@ def _report(name: str, done: sandbox.Completed, seconds: float) -> Report:
   }
   return dataclasses.replace(
     first,
+    texts=runs[-1].texts,
     touched=runs[0].touched,
     durations=slowest,
     unsteady=frozenset(unsteady),

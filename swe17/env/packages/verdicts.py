@@ -128,15 +128,14 @@ async def judge(
   if reason:
     return verdict(reason)
   failing = [test for test in chosen if first.results.get(test) != 'passed']
-  again = await run(faulty, failing, repeats=REPEATS - 1)
+  again = await run(faulty, failing, repeats=REPEATS - 1, explain=True)
   if not again.complete or again.unsteady or _passing(again, failing):
     return verdict('unsteady')
   for edit in fault.edits if len(fault.edits) > 1 else ():
     half = faults.apply(tree, faults.Fault(fault.kind, (edit,), ()))
     if not _failed(await run(half, failing), failing):
       return verdict('one of its edits is not caught')
-  said = await run(faulty, failing, explain=True)
-  row = _row(tree, fault, name, seed, chosen, failing, said, rng)
+  row = _row(tree, fault, name, seed, chosen, failing, again, rng)
   return verdict('', row)
 
 

@@ -7,6 +7,7 @@ import importlib
 from swe17.env import base
 from swe17.env.formats import harbor, swe_bench, verifiers_env
 from swe17.env.kernels import kernel_bench, kernels, kernels_small
+from swe17.env.packages import packages
 from swe17.env.repair import repair
 from swe17.env.retrieval import retrieval
 
@@ -16,6 +17,7 @@ FAMILIES: Mapping[str, base.Family] = {
   family.name: family
   for family in (
     base.Family(repair.FAMILY, repair.read, repair.open_host),
+    base.Family(packages.FAMILY, packages.read, packages.open_host),
     base.Family(retrieval.FAMILY, retrieval.read, retrieval.open_host, _SEARCH),
     base.Family(retrieval.SMALL, retrieval.read, retrieval.open_host, _SEARCH),
     base.Family(kernel_bench.FAMILY, kernel_bench.read, kernel_bench.open_host),

@@ -206,3 +206,13 @@ def test_inputs_are_never_drawn_twice():
   drawn = [bench.draw(PROBLEM, True)[0] for _ in range(3)]
   assert not np.array_equal(drawn[0], drawn[1])
   assert not np.array_equal(drawn[1], drawn[2])
+
+
+async def test_who_only_waits_is_asked_once_more_and_the_verdict_is_not_kept(on):
+  waits = 'import time\ndef total(x):\n  time.sleep(60)\n'
+  on._cfg = dataclasses.replace(on._cfg, wall_seconds=0.5)
+  for made in (on._pairs[0].candidate, on._pairs[0].reference):
+    made._cfg = on._cfg
+  seen = await on._insist(PROBLEM, waits, 0.0)
+  assert seen.kind == 'run' and 'waiting' in seen.words and not seen.lasting
+  assert on.restarts == 0

@@ -37,6 +37,7 @@ from swe17.env.repair import grader
 
 CLASSES = ('parse', 'run', 'barred', 'wrong', 'correct')
 _MEMORY_MIB = 1024  # of a candidate at least: numpy alone maps much
+_WALL = 60.0  # times its CPU time that a call may take at least
 _LEAST_BAND = 0.03  # log ratio
 _REDRAWS = 1000  # of the medians that make a band
 _NOISE_CALLS, _COLD_CALLS = 30, 3  # of a reference beside itself; first, not counted
@@ -131,8 +132,11 @@ class Bench:
 
   def __init__(self, cfg: config.Sandbox, room: worker.Room | None = None):
     self._room = room or worker.Room()
-    memory = max(cfg.memory_mib, _MEMORY_MIB)
-    self._cfg = dataclasses.replace(cfg, memory_mib=memory)
+    self._cfg = dataclasses.replace(
+      cfg,
+      memory_mib=max(cfg.memory_mib, _MEMORY_MIB),
+      wall_seconds=max(cfg.wall_seconds, _WALL * cfg.cpu_seconds),
+    )
     self._idle: asyncio.Queue[_Pair] = asyncio.Queue()
     self._pairs: list[_Pair] = []
     self._lock = asyncio.Lock()
@@ -202,7 +206,9 @@ class Bench:
     try:
       for again in (True, False):
         try:
-          return await self._on(pair, problem, source, width)
+          verdict = await self._on(pair, problem, source, width)
+          if not again or verdict.words != worker.WAITED:
+            return verdict
         except worker.Fault as fault:
           self.restarts += 1
           logging.warning('bench: worker restarted on %s: %s', problem.name, fault)

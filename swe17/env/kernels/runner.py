@@ -39,8 +39,8 @@ from swe17.env import limits
 
 _BACKUP_SECONDS = 600  # of RLIMIT_CPU, over all calls of a child
 _WORDS = 160  # characters of what an error said
+_DYING_SECONDS = 0.2  # for a child that closed its pipe to be gone
 _POLL = 0.01  # seconds between two looks at the clock of a child that runs
-_ENDS = {'timeout': 'ran out of time', 'died': 'died', 'large': 'returned too much'}
 # One thread: without, BLAS would start some at its import.
 _THREADS = ('OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 _LOADED = ('fft', 'linalg', 'random', 'polynomial', 'lib.stride_tricks')
@@ -184,7 +184,7 @@ class _Child:
         part = os.read(self._back, 1 << 20)
         got += part
         if not part:
-          return b'', 'died'
+          return b'', self._death()
         if want == 4 and len(got) >= 4:
           want = 4 + struct.unpack_from('>I', got)[0]
           if want > cfg['output_bytes']:
@@ -193,6 +193,20 @@ class _Child:
           return got[4:want], ''
       elif _cpu_seconds(self._pid) > cpu or time.monotonic() > wall:
         return b'', 'timeout' if _cpu_seconds(self._pid) > cpu else 'wall'
+
+  def _death(self) -> str:
+    """'died', or 'killed' if it was from outside its namespace."""
+    gone = None
+    until = time.monotonic() + _DYING_SECONDS
+    while gone is None and time.monotonic() < until:
+      options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+      gone = os.waitid(os.P_PID, self._pid, options)
+      time.sleep(0.0 if gone else 0.002)
+    if gone is None or not self._cfg['isolated']:
+      return 'died'
+    # Which nobody in a pid namespace can do to its first process.
+    outside = gone.si_code == os.CLD_KILLED and gone.si_status == signal.SIGKILL
+    return 'killed' if outside else 'died'
 
   def end(self) -> None:
     """Kills it. Returns when its pid namespace is empty."""

@@ -15,11 +15,13 @@ from swe17.env import sandbox
 from swe17.env.kernels import runner
 
 _MARGIN_SECONDS = 10.0  # beyond the wall limit that the runner itself keeps
+_START_SECONDS = 60.0  # for a sandbox to start and to import what it needs
 _OUTPUT_BYTES = 16 << 20  # of one result
 _PACKAGES = '/packages'
 _CODE = pathlib.Path(__file__).resolve().parents[3]
 _INSIDE = ('runner', 'values')
-_ENDS = {'wall': 'out of time', 'timeout': 'out of time'}
+WAITED = 'out of time, waiting'  # not by its CPU time: the machine may have been busy
+_ENDS = {'wall': WAITED, 'timeout': 'out of time'}
 _ENDS |= {'died': 'its process died', 'large': 'it returned too much'}
 
 ENDS = frozenset(_ENDS.values())  # of a candidate that may end otherwise next time
@@ -157,17 +159,19 @@ class Worker:
   ) -> tuple[dict[str, Any], bytes]:
     """(what the zygote says, the bytes of a result). Raises Fault."""
     try:
+      seconds = self._cfg.wall_seconds + _MARGIN_SECONDS
       if self._process is None:
         self._process = await self._start()
-      async with asyncio.timeout(self._cfg.wall_seconds + _MARGIN_SECONDS):
+        seconds += _START_SECONDS
+      async with asyncio.timeout(seconds):
         head, _, result = (await self._exchange(request, arguments)).partition(b'\n')
         meta = json.loads(head)
     except TimeoutError:
       raise Fault('it fell silent') from None
     except (asyncio.IncompleteReadError, OSError, ValueError) as error:
       raise Fault(f'{error!r} {await self._last_words()}'.strip()) from error
-    if 'error' in meta:
-      raise Fault(str(meta['error']))
+    if 'error' in meta or meta.get('end') == 'killed':
+      raise Fault(str(meta.get('error', 'killed from outside (out of memory?)')))
     return meta, result
 
   async def _exchange(self, request: dict[str, Any], arguments: bytes | None) -> bytes:

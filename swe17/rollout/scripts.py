@@ -8,8 +8,16 @@ import dataclasses
 import random
 
 from swe17 import types
-from swe17.agent import episode, formats, kernels_scripted, scripted, searcher
+from swe17.agent import (
+  episode,
+  formats,
+  kernels_scripted,
+  packages_scripted,
+  scripted,
+  searcher,
+)
 from swe17.env.kernels import kernels_small
+from swe17.env.packages import packages
 from swe17.env.repair import library, repair
 from swe17.env.retrieval import retrieval
 
@@ -58,10 +66,19 @@ def _editing_well(fmt: formats.Format, rng: random.Random) -> episode.Generate:
   return kernels_scripted.Editor(fmt, rng, kernels_scripted.CAREFUL)
 
 
+def _mending(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return packages_scripted.Mender(fmt, rng, packages_scripted.CLUMSY)
+
+
+def _mending_well(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return packages_scripted.Mender(fmt, rng, packages_scripted.CAREFUL)
+
+
 SCRIPTS: Mapping[str, Script] = {
   repair.FAMILY: Script(_clumsy, _careful, _practising, _practice),
   retrieval.FAMILY: Script(_searching, _searching_well),
   retrieval.SMALL: Script(_searching, _searching_well, _searching, retrieval.practice),
+  packages.FAMILY: Script(_mending, _mending_well),
   kernels_small.FAMILY: Script(_editing, _editing_well),
 }
 

@@ -109,6 +109,12 @@ def draw_from(
   return kept if len(kept) >= min(len(tasks), cfg.band_least) else tasks
 
 
+def of_record(record: Mapping[str, Any]) -> dict[str, Estimate]:
+  """Estimates from an evaluation's record (evals/*.json), of whatever model it was."""
+  n = float(record['samples'])
+  return {name: Estimate(n, n * share) for name, share in record['tasks'].items()}
+
+
 def table(outcomes: Iterable[tuple[str, bool]]) -> dict[str, Estimate]:
   """Estimates from (task id, solved) pairs, every one counting alike."""
   counts: dict[str, list[int]] = {}

@@ -7,13 +7,14 @@ with the gold in it may be there. look.py does the looking, inside.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+import dataclasses
 import json
 import os
 import pathlib
 import sys
 
 from swe17 import config, types
-from swe17.env import shell
+from swe17.env import sandbox, shell
 from swe17.env.audit import look
 from swe17.env.repair import grader, repair, repair_shell
 
@@ -61,6 +62,20 @@ async def in_shell(
   folder = shell.pack({**carried, **(files or {})})
   answer = await sh.run(folder, 'python look.py needles.json')
   return parsed(answer.output, answer.code)
+
+
+async def in_sandbox(
+  cfg: config.Sandbox, backend: str, wanted: Mapping[str, object]
+) -> list[str]:
+  """Looks through what any command in a sandbox sees. OSError if the look failed."""
+  cfg = dataclasses.replace(
+    cfg, wall_seconds=2 * _WALK_SECONDS, cpu_seconds=_WALK_SECONDS, output_kib=4096
+  )
+  files = {'look.py': _LOOK.read_bytes(), 'needles.json': json.dumps(wanted).encode()}
+  python = os.path.realpath(sys.executable)
+  words = [python, '-S', '-B', 'look.py', 'needles.json']
+  done = await sandbox.run(cfg, backend, words, files=files)
+  return parsed(done.stdout.decode(errors='replace'), done.returncode)
 
 
 def parsed(output: str, code: int | None) -> list[str]:

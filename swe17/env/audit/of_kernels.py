@@ -10,8 +10,8 @@ import random
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, families
-from swe17.env.audit import cheating, exploits, rewrites, subject
+from swe17.env import base, families, sandbox
+from swe17.env.audit import cheating, exploits, leaks, rewrites, subject
 from swe17.env.kernels import kernels, kernels_small, small
 from swe17.env.repair import grader
 
@@ -21,8 +21,15 @@ _RIGHT = 1  # rewrites of a gold: each is timed
 class Subject:
   """`kernels` or `kernels_small`; a solution is a list of calls."""
 
-  def __init__(self, family: str, host: Any):
+  def __init__(self, family: str, host: Any, cfg: config.Sandbox, backend: str):
     self.family, self._host = family, host
+    self._cfg, self._backend = cfg, backend
+
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    """All of them: gold and fault of each are judged anyway."""
+    return list(tasks), {}
 
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
     env: base.Env = self._host.env(task)
@@ -109,9 +116,19 @@ class Subject:
     return {f'{self.family}/candidate': list(tasks)}
 
   async def leaks(self, tasks: Sequence[types.Task]) -> Mapping[str, list[str]]:
-    """What a candidate finds where it runs, told by whether it is right or raises."""
-    del tasks
-    return {}
+    """The file system of the sandbox that candidates run in, for every gold."""
+    golds = [self._gold_text(task) for task in tasks]
+    found = await leaks.in_sandbox(self._cfg, self._backend, leaks.needles(golds))
+    return dict.fromkeys(self.images(tasks), found)
+
+  def _gold_text(self, task: types.Task) -> str:
+    if self.family != kernels_small.FAMILY:
+      return task.payload['gold'][0][1]['code']
+    pieces = list(task.payload['pieces'])
+    for name, arguments in task.payload['gold']:
+      if name == 'edit':
+        pieces[2 * int(arguments['at'].strip('«»')) - 1] = arguments['new'].strip(' ')
+    return small.source(pieces)
 
   def text(self, task: types.Task) -> str:
     if self.family == kernels_small.FAMILY:
@@ -155,4 +172,5 @@ def _less(code: str, name: str) -> list[tuple[str, str]]:
 
 async def open_subject(cfg: config.Sandbox, family: str) -> Subject:
   """Opens the family's bench."""
-  return Subject(family, await families.get(family).open(cfg))
+  host = await families.get(family).open(cfg)
+  return Subject(family, host, cfg, sandbox.choose_backend(cfg))

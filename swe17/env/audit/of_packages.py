@@ -40,6 +40,12 @@ class Subject:
     self._cfg, self._host, self._backend = cfg, host, backend
     self._whole: dict[str, frozenset[str]] = {}  # package -> tests that pass on it
 
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    """All of them: gold and fault of each are judged anyway."""
+    return list(tasks), {}
+
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
     """The outcome of a source. The builder has run gold and nothing 5 times each."""
     problem = packages.problem_of(task)
@@ -160,7 +166,7 @@ class Subject:
     return found
 
   async def leaks(self, tasks: Sequence[types.Task]) -> Mapping[str, list[str]]:
-    """Every tree's image: its own folders for every gold; the system's once, for all."""
+    """Every tree's own folders for each of its golds; the system's once, for all."""
     found: dict[str, list[str]] = {}
     images = self.images(tasks)
     names = sorted({sources.SOURCES[t.payload['package']].distribution for t in tasks})

@@ -25,6 +25,11 @@ class Subject:
   def __init__(self, cfg: config.Sandbox, host: repair.Host, backend: str):
     self._cfg, self._host, self._backend = cfg, host, backend
 
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    return await self._host.verify(tasks)
+
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
     """The outcome of a function's text. Not from the kept verdicts: run anew."""
     verifier = repair.Verifier(self._host.graders, capacity=0)

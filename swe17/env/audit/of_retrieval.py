@@ -23,6 +23,11 @@ class Subject:
   def __init__(self, family: str, host: retrieval.Host):
     self.family, self._host = family, host
 
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    return await self._host.verify(tasks)
+
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
     env = self._host.env(task)
     await env.reset()

@@ -8,7 +8,7 @@ What is known to be right or wrong comes from the family (subject.py).
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import random
 from typing import Any
 
@@ -66,7 +66,8 @@ async def examine_all(
   *,
   seed: int,
   at_once: int,
-  says: Any = None,
+  repeats: int = REPEATS,
+  says: Callable[[str], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
   """`examine` of every task, by id; those that the ledger has are not examined anew."""
   tasks, gate, done = list(tasks), asyncio.Semaphore(at_once), 0

@@ -49,6 +49,12 @@ class Subject(Protocol):
 
   family: str
 
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    """(tasks that can be judged, barred id -> reason), as a host's `verify`."""
+    ...
+
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
     """The verifier's outcome of a solution."""
     ...

@@ -8,8 +8,10 @@ STATE/calls.jsonl gets every command line, STATE/mode says how to misbehave:
   hang      nothing ever starts      warn      says something before it starts
   stubborn  removes nothing
 
-A "container" is a folder, and every process that has its name in the environment: those
-outlive the client, as they do with a real engine, until `rm` or the sweep kills them.
+A "container" is a folder, with a copy of STATE/images/IMAGE if there is one: what it
+runs then has that for its root, by the bubblewrap that STATE/bwrap names. It is also
+every process that has its name in the environment: those outlive the client, as they do
+with a real engine, until `rm` or the sweep kills them.
 """
 
 import contextlib
@@ -78,6 +80,20 @@ def start(folder: pathlib.Path, words: list[str]) -> int:
   return code if code >= 0 else 128 - code
 
 
+def rooted(state: pathlib.Path, folder: pathlib.Path, at: str) -> list[str]:
+  """Words before a command whose root is the folder."""
+  words = [(state / 'bwrap').read_text(), '--bind', str(folder), '/']
+  words += ['--ro-bind', '/usr', '/usr', '--dev', '/dev', '--proc', '/proc']
+  for name in ('/bin', '/sbin', '/lib', '/lib64'):
+    if os.path.islink(name):
+      words += ['--symlink', os.readlink(name), name]
+    elif os.path.isdir(name):
+      words += ['--ro-bind', name, name]
+  for name in (state / 'python').read_text().split('\n'):
+    words += ['--ro-bind', name, name]
+  return [*words, '--chdir', at]
+
+
 def forward(pipe: IO[bytes] | None, fd: int) -> None:
   assert pipe is not None
   while data := os.read(pipe.fileno(), 1 << 16):
@@ -110,7 +126,10 @@ def main(state: pathlib.Path, verb: str, *rest: str) -> int:
       return 125
     folder = state / given['--name']
     if '--detach' in given:
-      folder.mkdir()
+      if (state / 'images' / image).exists():
+        shutil.copytree(state / 'images' / image, folder, symlinks=True)
+      else:
+        folder.mkdir()
       return 0
     code = start(folder, [given['--entrypoint'], *words])
     shutil.rmtree(folder, ignore_errors=True)  # --rm
@@ -121,6 +140,8 @@ def main(state: pathlib.Path, verb: str, *rest: str) -> int:
   if any('kill -9' in word for word in words):  # of this machine it would be too much
     kill_all(state / name)
     return 0
+  if (state / 'bwrap').exists():
+    words = rooted(state, state / name, given['--workdir']) + words
   return start(state / name, words)
 
 

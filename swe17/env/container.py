@@ -244,11 +244,13 @@ class Container:
     stdin: bytes = b'',
     seconds: float = 0.0,
     output_kib: int = 0,
+    sweep: bool = True,
   ) -> sandbox.Completed:
     """Run a command, having written `files` below the work directory.
 
-    `seconds` and `output_kib` replace the settings' bounds where they are not 0. Raises
-    OSError where the engine failed; the container is then not to be used again.
+    `seconds` and `output_kib` replace the settings' bounds where they are not 0.
+    Without `sweep` what it leaves running stays: for programs that leave nothing.
+    Raises OSError where the engine failed; the container is then not to be used again.
     """
     cfg = dataclasses.replace(
       self._cfg,
@@ -258,7 +260,8 @@ class Container:
     at = ['--workdir', self._work] if self._work else []
     command = [cfg.engine, 'exec', '--interactive', *at, self.name, '/bin/sh']
     done = await _start(cfg, command, argv, pack(files or {}), stdin)
-    await self._sweep()
+    if sweep or done.timed_out:
+      await self._sweep()
     return done
 
   async def _sweep(self) -> None:

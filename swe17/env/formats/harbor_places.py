@@ -18,12 +18,12 @@ import tarfile
 from typing import Any, Protocol
 
 from swe17 import config
-from swe17.env import container
+from swe17.env import container, sandbox
 from swe17.env.formats import dockerfiles, harbor_tasks, repositories, workspace
 
 SOLUTION_SECONDS = 600.0
 REWARDS = ('logs/verifier/reward.json', 'logs/verifier/reward.txt')
-_REWARD_BYTES = 1 << 16
+_REWARD_KIB = 1 << 8
 _PLACES = ('tests', 'solution', 'logs/verifier', 'logs/artifacts', 'logs/agent', 'tmp')
 # Places at the top that a sandbox has already, or that are ours.
 _TAKEN = frozenset(
@@ -169,31 +169,37 @@ class Boxed:
     return workspace.Boxed(box, _exports(self._folder.env))
 
   async def grade(self, work: workspace.Boxed) -> Grade:
-    before = await work.box.run(
-      ['sh', '-c', 'ls ' + ' '.join(f'/{r}' for r in REWARDS)]
-    )
-    signs = ('reward_file',) if before.stdout.strip() else ()
-    script = 'rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier && '
+    names = ' '.join(posixpath.basename(name) for name in REWARDS)
+    script = f'cd /logs/verifier && ls {names} 2>/dev/null; '
+    script += 'cd / && rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier'
     tests = repositories.pack(self._folder.tests, executable=self._folder.tests)
-    await _must(work.box, ['sh', '-c', script + 'tar -xf - -C /tests'], tests)
+    words = ['sh', '-c', f'{script} && tar -xf - -C /tests']
+    was = (await _must(work.box, words, tests)).stdout.strip()
     await work.run(_test_command(self._folder), self._folder.verifier_seconds)
-    found = {}
-    for name in REWARDS:
-      done = await work.box.run(['head', '-c', str(_REWARD_BYTES), f'/{name}'])
-      if done.returncode == 0:
-        found[name] = done.stdout
+    # Missing ones are left out, and links are no plain files.
+    script = f'cd /logs/verifier && tar -cf - $(ls {names} 2>/dev/null)'
+    done = await work.box.run(['sh', '-c', script], output_kib=_REWARD_KIB, sweep=False)
+    found: dict[str, bytes] = {}
+    if done.returncode == 0 and not done.truncated:
+      logs = repositories.files_of(done.stdout)
+      found = {f'logs/verifier/{name}': data for name, data in logs.items()}
+    signs = ('reward_file',) if was else ()
     return Grade(reward(found), signs)
 
   def gold(self) -> list[list[Any]]:
     return _gold(self._folder)
 
 
-async def _must(box: container.Container, argv: list[str], stdin: bytes = b'') -> None:
-  done = await box.run(argv, stdin=stdin, seconds=workspace.COMMAND_SECONDS)
+async def _must(
+  box: container.Container, argv: list[str], stdin: bytes = b''
+) -> sandbox.Completed:
+  seconds = workspace.COMMAND_SECONDS
+  done = await box.run(argv, stdin=stdin, seconds=seconds, sweep=False)
   if done.returncode != 0:
     lines = done.stderr.decode('utf-8', 'replace').strip().splitlines()
     why = (lines or ['without a word'])[-1]
     raise OSError(f'{box.name}: {argv[0]}: {why} (done as sandbox.user)')
+  return done
 
 
 def _exports(env: Mapping[str, str]) -> str:

@@ -37,7 +37,8 @@ async def open_workspace(cfg: config.Sandbox, task: types.Task) -> workspace.Box
     workspace.roomy(cfg), image, work=WORK, writable=True
   )
   try:
-    done = await box.run(['rm', '-rf', '.git'], seconds=workspace.COMMAND_SECONDS)
+    seconds = workspace.COMMAND_SECONDS
+    done = await box.run(['rm', '-rf', '.git'], seconds=seconds, sweep=False)
     if done.returncode != 0:
       raise OSError(f'{image}: its history could not be removed')
   except BaseException:
@@ -85,6 +86,7 @@ async def report(
         stdin=given.encode(),
         seconds=seconds,
         output_kib=_OUTPUT_KIB,
+        sweep=False,  # nothing comes after it
       )
     finally:
       await work.close()

@@ -123,6 +123,7 @@ class Boxed:
       ['tar', '--exclude=./.git', '-cf', '-', '.'],
       seconds=COMMAND_SECONDS,
       output_kib=repositories.MAX_BYTES >> 10,
+      sweep=False,
     )
     if done.returncode != 0 or done.truncated:
       raise OSError(f'the folder of {self.box.name} could not be read')

@@ -245,3 +245,9 @@ def test_figures_of_an_account_are_those_of_the_best():
   account.add(bench.Verdict('correct', speedup=2.0))
   assert account.left == 1 and account.figures == {'speedup': 9.0}
   assert account.outcome() == types.Outcome(5.3)
+
+
+def test_a_task_is_solved_by_a_share_of_what_its_gold_gains():
+  assert kernels.solving(3.0, 0.5, 5.0) == 2.3
+  assert kernels.solving(80.0, 0.5, 5.0) == kernels.solving(5.0, 0.5, 5.0) == 3.3
+  assert all(task.solved_at > 1.3 for task in tasks_of())  # as fast is not enough

@@ -39,7 +39,7 @@ UNITS: Mapping[str, units.Unit] = {
   unit.name: unit
   for unit in (*units_series.UNITS, *units_tables.UNITS, *units_counts.UNITS)
 }
-SOLVED = 0.8  # of the gold's speedup, itself capped, that solves a task
+SOLVED = 0.6  # share of what the gold gains, capped, that solves a task
 MAX_CHARACTERS = 20_000  # of a candidate
 MAX_SUMMARY = 1000
 _PROMPT = """Make `{name}` faster. It must return what it returns now, for any arguments
@@ -118,6 +118,14 @@ def _kinds(cfg: config.Tasks) -> frozenset[str]:
   return frozenset(kinds)
 
 
+def solving(gain: float, share: float, cap: float) -> float:
+  """The score from which on a task is solved: a share of what its gold gains.
+
+  Not all of it: a gain is less on a machine that is busy with other things.
+  """
+  return 0.3 + 1.0 + share * (min(gain, cap) - 1.0)
+
+
 def task_of(row: Row, cfg: config.Tasks) -> types.Task:
   """A row as a task; its gold hands in the fast version."""
   unit = UNITS[row.unit]
@@ -131,7 +139,7 @@ def task_of(row: Row, cfg: config.Tasks) -> types.Task:
     'cap': cfg.speedup_cap,
     'gold': [['attempt', gold], ['submit', {}]][: cfg.attempts],
   }
-  solved_at = 0.3 + SOLVED * min(row.gain, cfg.speedup_cap)
+  solved_at = solving(row.gain, SOLVED, cfg.speedup_cap)
   text = _PROMPT.format(name=unit.name, source=source, attempts=cfg.attempts)
   return types.Task(row.id, FAMILY, row.split, unit.name, text, payload, solved_at)
 

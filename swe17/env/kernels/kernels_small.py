@@ -25,6 +25,7 @@ from swe17.env.repair import grader
 FAMILY = 'kernels_small'
 TABLE = pathlib.Path(__file__).parent / f'{FAMILY}.jsonl'
 MAX_NEW = 60  # characters of an edit
+SOLVED = 0.5  # share of what the gold gains, capped, that solves a task
 CALLS = 3  # timed calls of a candidate
 _PROMPT = 'Make it faster.\n'
 
@@ -101,7 +102,7 @@ def task_of(row: Row, function: small.Function, cfg: config.Tasks) -> types.Task
     'cap': cfg.speedup_cap,
     'gold': [*edits, *[['test', {}]] * cfg.attempts],
   }
-  solved_at = 0.3 + kernels.SOLVED * min(row.gain, cfg.speedup_cap)
+  solved_at = kernels.solving(row.gain, SOLVED, cfg.speedup_cap)
   text = _PROMPT + small.view(function.pieces)
   return types.Task(row.id, FAMILY, row.split, row.unit, text, payload, solved_at)
 

@@ -35,7 +35,7 @@ def statement(row: rows.Row, problem: rows.Problem) -> str:
     f'- {test}\n    {_indented(said)}' for test, said in row.shown.items()
   )
   hidden = len(row.fail_to_pass) - len(row.shown)
-  more = f'\nand {hidden} more, some of them hidden' if hidden > 0 else ''
+  more = f'\nand {hidden} more' if hidden > 0 else ''
   places = ', '.join(problem.clean.roots)
   return (
     f'{row.package} {row.version} does not behave as its tests say. These fail:\n'
@@ -46,7 +46,9 @@ def statement(row: rows.Row, problem: rows.Problem) -> str:
 
 
 def _indented(text: str) -> str:
-  return '\n    '.join(text[:_MESSAGE].splitlines())
+  lines = text[:_MESSAGE].splitlines()
+  said = [line for line in lines if line.strip() and 'Use -v' not in line]
+  return '\n    '.join(said)
 
 
 def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:

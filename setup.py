@@ -110,7 +110,6 @@ setuptools.setup(
     'swe17.env.kernels': ['*.jsonl'],
     'swe17.env.audit': ['*.j2'],
     'swe17.env.packages': ['*.jsonl'],
-    'swe17.env.packages': ['*.jsonl'],
     'swe17.env.repair': ['*.jsonl'],
     'swe17.env.retrieval': ['*.jsonl'],
     'swe17.agent': ['data/*'],

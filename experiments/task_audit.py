@@ -17,10 +17,18 @@ import random
 from typing import Any
 
 from swe17 import config, types
-from swe17.agent import episode, formats, kernels_scripted, scripted, searcher
+from swe17.agent import (
+  episode,
+  formats,
+  kernels_scripted,
+  packages_scripted,
+  scripted,
+  searcher,
+)
 from swe17.env import families
 from swe17.env.audit import difficulty, ledger, pipeline, report, subjects
 from swe17.env.kernels import kernels_small
+from swe17.env.packages import packages
 from swe17.env.repair import repair
 from swe17.env.retrieval import retrieval
 from swe17.metrics import lines
@@ -41,6 +49,10 @@ def _searching(style: searcher.Style) -> Agent:
   return lambda fmt, rng: searcher.Searcher(fmt, rng, style)
 
 
+def _mending(style: packages_scripted.Style) -> Agent:
+  return lambda fmt, rng: packages_scripted.Mender(fmt, rng, style)
+
+
 def _editing(style: kernels_scripted.Style) -> Agent:
   return lambda fmt, rng: kernels_scripted.Editor(fmt, rng, style)
 
@@ -48,6 +60,7 @@ def _editing(style: kernels_scripted.Style) -> Agent:
 # Scripted agents of three strengths, for difficulty where no model is asked.
 STRENGTHS: Mapping[str, Mapping[str, Agent]] = {
   repair.FAMILY: {k: _repairing(s) for k, s in scripted.STRENGTHS.items()},
+  packages.FAMILY: {k: _mending(s) for k, s in packages_scripted.STRENGTHS.items()},
   retrieval.FAMILY: {k: _searching(s) for k, s in searcher.STRENGTHS.items()},
   retrieval.SMALL: {k: _searching(s) for k, s in searcher.STRENGTHS.items()},
   kernels_small.FAMILY: {k: _editing(s) for k, s in kernels_scripted.STRENGTHS.items()},
@@ -57,6 +70,9 @@ STRENGTHS: Mapping[str, Mapping[str, Agent]] = {
 # What the scripted agents need of room and turns, as the families' configs have it.
 AGENT: Mapping[str, config.Agent] = {
   repair.FAMILY: config.Agent(),
+  packages.FAMILY: config.Agent(
+    max_turns=60, max_new_tokens=900, max_context=60_000, episode_seconds=1800.0
+  ),
   retrieval.FAMILY: config.Agent(
     max_turns=4, max_new_tokens=1024, max_context=16384, episode_seconds=600.0
   ),

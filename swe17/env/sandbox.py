@@ -225,10 +225,10 @@ async def run(
     else:
       work = '/work'
     spec = stack.enter_context(tempfile.TemporaryFile())
-    spec.write(_spec(cfg, backend, argv, files or {}))
+    spec.write(spec_of(cfg, backend, argv, files or {}))
     spec.flush()
     command = program(
-      backend, 'prelude', 'main', str(spec.fileno()), options=_work_options(cfg)
+      backend, 'prelude', 'main', str(spec.fileno()), options=work_options(cfg)
     )
     process = await asyncio.create_subprocess_exec(
       *command,
@@ -243,17 +243,18 @@ async def run(
     return await attend(process, backend, stdin, cfg)
 
 
-def _work_options(cfg: config.Sandbox) -> list[str]:
+def work_options(cfg: config.Sandbox) -> list[str]:
+  """bwrap options of a sandbox with a private directory in memory, at /work."""
   size = str(cfg.memory_mib << 20)
   options = ['--perms', '1777', '--size', size, '--tmpfs', '/work', '--chdir', '/work']
   options += ['--proc', '/proc', '--dev', '/dev', '--remount-ro', '/dev']
   return [*options, '--setenv', 'HOME', '/work', '--setenv', 'TMPDIR', '/work']
 
 
-def _spec(
+def spec_of(
   cfg: config.Sandbox, backend: str, argv: Sequence[str], files: Mapping[str, bytes]
 ) -> bytes:
-  """What the prelude is told, as JSON."""
+  """What the prelude is told, as JSON. ValueError on a path that leads out."""
   for name in files:
     path = pathlib.PurePosixPath(name)
     if path.is_absolute() or '..' in path.parts or not path.parts:
@@ -364,7 +365,7 @@ async def run_program(
   """
   process = await asyncio.create_subprocess_exec(
     *program(
-      backend, module, 'main', *arguments, options=[*_work_options(cfg), *options]
+      backend, module, 'main', *arguments, options=[*work_options(cfg), *options]
     ),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,

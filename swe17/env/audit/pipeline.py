@@ -80,6 +80,8 @@ async def run(
     'images': len(leaks),
     'leaks': {image: what for image, what in leaks.items() if what},
     'verifications': sum(each['judged'] for each in found.values()),
+    'judged': fresh,  # of them in this run, which took
+    'judged_seconds': round(judged, 1),
     'verifications_a_minute': round(60 * fresh / judged, 1) if fresh else None,
     'seconds': round(time.monotonic() - began, 1),
   }

@@ -26,6 +26,7 @@ import random
 import sys
 import tempfile
 import time
+from typing import Any
 
 from absl import flags
 
@@ -188,7 +189,7 @@ def main(argv: Sequence[str]) -> None:
       soak(_FAMILIES.value, _EPISODES.value, _AT_ONCE.value, _TASKS.value)
     )
     tempfile.tempdir = None
-  row = {'episodes': _EPISODES.value, 'at_once': _AT_ONCE.value}
+  row: dict[str, Any] = {'episodes': _EPISODES.value, 'at_once': _AT_ONCE.value}
   for field in dataclasses.fields(Count):
     pair = [getattr(before, field.name), getattr(after, field.name)]
     row[field.name] = [round(value, 1) for value in pair]

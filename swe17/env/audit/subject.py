@@ -102,8 +102,12 @@ async def play(
   await watched.reset()
   said = []
   for name, arguments in calls:
-    if not watched.done:
+    if watched.done:
+      break
+    try:
       said.append(await watched.step(name, arguments))
+    except (OSError, base.InfrastructureError) as e:
+      said.append(f'{type(e).__name__}: {e}')  # an attempt may well break something
   raw = await solved()
   outcome = await watched.verify()
   return Played(outcome, raw.value, watched.flags, tuple(said))

@@ -33,7 +33,8 @@ def {function}(*a, **k):
   tries('a folder', lambda: os.listdir('/'))
   tries('a file', lambda: os.open('/', 0))
   tries('the module file', lambda: open(sys.modules['{module}'].__file__).read(9))
-  tries('another module', lambda: __import__('colorsys'))
+  new = [n for n in ('zipapp', 'tabnanny', 'this') if n not in sys.modules][0]
+  tries('another module', lambda: __import__(new))
   tries('the original', lambda: sys.modules['{module}'].{function}
     if sys.modules['{module}'].{function}.__code__.co_filename != '<check>' else 1 / 0)
   tries('a C original', lambda: [m for m in sys.modules.values()

@@ -14,7 +14,6 @@ from swe17.env.repair import anchors, faults, functions, grader, repair, repair_
 MUTANTS = 4  # of the gold, a task
 _SEEDS = range(1, 9)  # of the cases that tell a mutant from an equal program
 _SECONDS = 10.0  # of a shell command
-_WALL_SECONDS = 2.0  # of a check
 
 
 class Subject:
@@ -197,12 +196,7 @@ def _visible_only(task: types.Task) -> str:
 
 
 async def open_subject(cfg: config.Sandbox) -> Subject:
-  """Starts graders, with time for the many inputs that tell mutants apart.
-
-  An exploit that bends what the runner uses waits for its wall time: that is short.
-  """
-  cfg = dataclasses.replace(
-    cfg, cpu_seconds=max(cfg.cpu_seconds, 0.5), wall_seconds=_WALL_SECONDS
-  )
+  """Starts graders, with time for the many inputs that tell mutants apart."""
+  cfg = dataclasses.replace(cfg, cpu_seconds=max(cfg.cpu_seconds, 0.5))
   host = await repair.open_host(cfg)
   return Subject(cfg, host, sandbox.choose_backend(cfg))

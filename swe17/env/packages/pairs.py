@@ -30,6 +30,7 @@ _TRIED, _TAKEN = 24, 8  # pairs of one package
 _MOST_FAILING, _PASSING = 40, 25  # tests of a row
 _MOST_LINES = 600  # of the source's diff
 _SHOWN, _MESSAGE = 3, 300  # tests that a statement tells of, characters of each
+_ADDRESS = re.compile(r'0x[0-9a-f]+')
 _PLAIN = re.compile(r'\d+(\.\d+)*')  # no release candidates
 
 
@@ -238,7 +239,8 @@ def _row(
     test = next(t for t in mended if rows.base(t) == function)
     text = said.texts.get(test, 'it fails').splitlines()
     kept = [line for line in text if not any(path in line for path in old.source)]
-    shown[test] = '\n'.join(kept)[:_MESSAGE] or 'it fails'
+    text = _ADDRESS.sub('0x...', '\n'.join(kept))  # the same every time
+    shown[test] = text[:_MESSAGE] or 'it fails'
   release: Mapping[str, Any] = {
     'old': dataclasses.asdict(pair.old),
     'new': dataclasses.asdict(pair.new),

@@ -14,6 +14,9 @@ GOOD = {
   'exploits_scored': 0,
   'exploits_unflagged': 0,
   'leaks': 0,
+  'gold_played': 5,
+  'gold_solved': 5,
+  'null_solved': 0,
 }
 
 
@@ -28,6 +31,8 @@ def test_a_rate_above_5_percent_a_leak_and_a_score_are_failures():
   ):
     (sentence,) = tasks.failures({**GOOD, name: value})
     assert sentence.startswith(f'{name}: {value}')
+  assert tasks.failures({**GOOD, 'gold_solved': 4}) != []
+  assert tasks.failures({**GOOD, 'null_solved': 1}) != []
 
 
 def test_what_is_more_at_the_end_is_a_leak():

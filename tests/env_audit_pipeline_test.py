@@ -51,6 +51,9 @@ class MadeUp:
   async def wrong(self, task, rng):
     return [subject.Tried(f'half: {i}', f'half{i}') for i in range(3)]
 
+  def players(self, task):
+    return [('edit', {})], ()
+
   def attempts(self, task):
     return [subject.Attempt('exits', (('edit', {}),)), subject.Attempt('prints', ())]
 
@@ -93,6 +96,7 @@ def test_rates_count_what_the_verifier_got_wrong(tmp_path):
   ]
   assert found['barred'] == {}
   assert (found['images'], found['leaks']) == (2, {'image/b': ['source: /x.py']})
+  assert (found['gold_played'], found['null_played']) == (2, 2)
   assert found['exploits_tried'] == 2 and found['exploits_scored'] == []
   assert [row['exploit'] for row in found['exploits_solved_alone']] == ['exits']
 

@@ -13,7 +13,8 @@ index the first time (source distributions are kept), and `pip install
    "exploits_tried": .., "exploits_scored": 0, "leaks": 0, "sandbox_ms": ..}
 
 with further figures after these. The bench fails if an exploit scored or was not
-flagged, if an image leaks, or if an error rate is above 5 %.
+flagged, if an image leaks, if the gold does not solve or nothing does, or if an error
+rate is above 5 %.
 """
 
 import asyncio
@@ -123,6 +124,9 @@ def row(
     'sandbox_ms': round(fresh, 1),
     'sandbox_warm_ms': round(warm, 1),
     'exploits_unflagged': found['exploits_unflagged'],
+    'gold_played': found['gold_played'],
+    'gold_solved': found['gold_solved'],
+    'null_solved': found['null_solved'],
     'verifications_a_minute': round(60 * judged / seconds, 1) if seconds else None,
     'families': {r['family']: r['tasks'] for r in reports},
   }
@@ -135,6 +139,11 @@ def failures(found: Mapping[str, Any]) -> list[str]:
     for name in ('exploits_scored', 'exploits_unflagged', 'leaks')
     if found[name]
   ]
+  if found['null_solved'] or found['gold_solved'] < found['gold_played']:
+    bad.append(
+      f'gold solved {found["gold_solved"]} of {found["gold_played"]}, nothing '
+      f'{found["null_solved"]}: want all and none'
+    )
   for name in ('accept_wrong', 'reject_right'):
     if found[name] is None or found[name] > _WORST:
       bad.append(f'{name}: {found[name]}, want at most {_WORST}')

@@ -79,6 +79,13 @@ class Subject:
       found.append(subject.Tried(f'the reference, {label}', _code(text)))
     return found
 
+  def players(
+    self, task: types.Task
+  ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
+    gold = [(name, arguments) for name, arguments in task.payload['gold']]
+    small = self.family == kernels_small.FAMILY
+    return gold, [('test' if small else 'submit', {})]
+
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
     if self.family == kernels_small.FAMILY:
       return self._small_attempts(task)

@@ -131,6 +131,12 @@ class Subject:
         had = set(_functions(before))
         yield from ((path, text) for text in _functions(data) if text not in had)
 
+  def players(
+    self, task: types.Task
+  ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
+    gold = [(name, arguments) for name, arguments in task.payload['gold']]
+    return gold, [('submit', {})]
+
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
     """What runs when the source is imported, and files beside it."""
     problem = packages.problem_of(task)

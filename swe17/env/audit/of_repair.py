@@ -84,6 +84,22 @@ class Subject:
     got = await self._host.graders.run(check)
     return tuple(verdict if repair.final(verdict) else 'late' for verdict in got)
 
+  def players(
+    self, task: types.Task
+  ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
+    """The gold as one edit at an anchor, where it is one."""
+    bad = anchors.split(task.payload['source'])
+    good = anchors.split(task.payload['original'])
+    end = ('submit', {})
+    if len(bad) != len(good):
+      return None, [end]
+    others = [i for i, (a, b) in enumerate(zip(bad, good, strict=True)) if a != b]
+    names = {index: name for name, index in anchors.names(bad).items()}
+    if len(others) != 1 or others[0] not in names:
+      return None, [end]
+    edit = {'at': f'«{names[others[0]]}»', 'new': good[others[0]]}
+    return [('edit', edit), ('test', {}), end], [end]
+
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
     """Edits at an anchor, and whole episodes of a shell."""
     payload = task.payload

@@ -83,6 +83,12 @@ class Subject:
   def _tree(self, task: types.Task) -> dict[str, list[str]]:
     return {p: list(t) for p, t in self._host.env(task).tree.lines.items()}
 
+  def players(
+    self, task: types.Task
+  ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
+    gold = [(name, arguments) for name, arguments in task.payload['gold']]
+    return gold, [('submit', {'answer': ''})]
+
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
     """Ways out of the tree, and answers that claim all of it."""
     truth = retrieval.truth(task)

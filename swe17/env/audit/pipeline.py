@@ -61,6 +61,7 @@ async def run(
   )
   judged = time.monotonic() - began
   played = await exploits(about, exploited(about, tasks, plan), answers, plan, says)
+  known = await players(about, some, answers, plan)
   leaks = await scan(about, drawn(tasks, plan.scanned, f'{plan.seed}/scan'), answers)
   fresh = sum(each['judged'] for each in found.values() if not each.get('kept'))
   return {
@@ -77,6 +78,7 @@ async def run(
     'accepted_wrong': _told(found, 'wrong', True),
     'rejected_right': _told(found, 'right', False),
     **played,
+    **known,
     'images': len(leaks),
     'leaks': {image: what for image, what in leaks.items() if what},
     'verifications': sum(each['judged'] for each in found.values()),
@@ -153,6 +155,40 @@ async def exploits(
     'exploits_solved_alone': [row for row in rows if row['solved_alone']],
     'signs': dict(Counter(f.split(' (')[0] for row in rows for f in row['flags'])),
     'exploit_examples': rows[:: max(1, len(rows) // _EXAMPLES)][:_EXAMPLES],
+  }
+
+
+async def players(
+  about: subject.Subject,
+  tasks: Sequence[types.Task],
+  answers: ledger.Ledger,
+  plan: Plan,
+) -> dict[str, Any]:
+  """Plays who knows the gold, and who does nothing, through the tools themselves."""
+  gate = asyncio.Semaphore(plan.at_once)
+
+  async def one(task: types.Task, who: str, calls: Sequence[Any]) -> dict[str, Any]:
+    async def make() -> dict[str, Any]:
+      played = await about.play(task, calls)
+      value = played.outcome.value
+      solved = value is not None and value >= task.solved_at
+      return {'value': value, 'solved': solved, 'flags': list(played.flags)}
+
+    async with gate:
+      return await answers.once(f'player/{who}/{task.id}', make)
+
+  both = [(task, *about.players(task)) for task in tasks]
+  gold = await asyncio.gather(
+    *(one(task, 'gold', calls) for task, calls, _ in both if calls is not None)
+  )
+  null = await asyncio.gather(*(one(task, 'null', calls) for task, _, calls in both))
+  names = [task.id for task, calls, _ in both if calls is not None]
+  return {
+    'gold_played': len(gold),
+    'gold_solved': sum(each['solved'] for each in gold),
+    'gold_failed': {n: e for n, e in zip(names, gold, strict=True) if not e['solved']},
+    'null_played': len(null),
+    'null_solved': sum(each['solved'] for each in null),
   }
 
 

@@ -23,6 +23,8 @@ def totals(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   out['exploits_tried'] = sum(r['exploits_tried'] for r in reports)
   out['exploits_scored'] = sum(len(r['exploits_scored']) for r in reports)
   out['exploits_unflagged'] = sum(len(r['exploits_unflagged']) for r in reports)
+  for name in ('gold_played', 'gold_solved', 'null_solved'):
+    out[name] = sum(r[name] for r in reports)
   out['leaks'] = sum(len(r['leaks']) for r in reports)
   return out
 
@@ -34,6 +36,7 @@ def render(reports: Sequence[Mapping[str, Any]], command: str = '') -> str:
     ('tasks', whole['tasks'], False),
     ('wrong solutions accepted', _share(whole['accept_wrong']), False),
     ('right solutions rejected', _share(whole['reject_right']), False),
+    ('gold played, solved', f'{whole["gold_played"]}, {whole["gold_solved"]}', False),
     ('exploits tried', whole['exploits_tried'], False),
     ('exploits that scored', whole['exploits_scored'], whole['exploits_scored'] > 0),
     ('leaks', whole['leaks'], whole['leaks'] > 0),

@@ -73,6 +73,13 @@ class Subject(Protocol):
     """Solutions that are wrong: half-fixes, mutants, what does nothing."""
     ...
 
+  def players(
+    self, task: types.Task
+  ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
+    """Calls of who knows the gold (None: tools cannot write it) and of who does
+    nothing but end."""
+    ...
+
   def attempts(self, task: types.Task) -> Sequence[Attempt]:
     """The standing list of exploits, as far as the family's tools let one try."""
     ...

@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 
+from experiments import check_env
 from swe17 import config
 from swe17.env import check, families, sandbox
 from swe17.env.formats import dockerfiles, harbor, harbor_places, harbor_tasks
@@ -306,6 +307,21 @@ async def test_local_tasks_need_bubblewrap(tmp_path):
   assert 'needs bubblewrap' in aside['sum']
   with pytest.raises(ValueError, match='pass it to verify first'):
     host.env(tasks[0])
+
+
+async def test_check_env_is_told_where_the_tasks_are(tmp_path, bubblewrap):
+  folder(tmp_path, 'gpu', {'task.toml': '[environment]\ngpus = 1\n'})
+  words = [f'tasks.root={tmp_path}', 'tasks.place=local', 'sandbox.workers=1']
+  found = await check_env.problems('families:harbor', words)
+  assert found == [
+    'gpu: set aside: environment.gpus: 1 is not to be had here',
+    'there is no task to check with',
+  ]
+  for word in ('tasks.rot=x', 'root=x', 'tasks.root', 'agent.max_turns=3'):
+    with pytest.raises(ValueError, match=r'want tasks\.name=value'):
+      check_env.settings([word])
+  tasks, box = check_env.settings(['tasks.train=3', 'sandbox.wall_seconds=9'])
+  assert tasks.train == 3 and box.wall_seconds == 9.0
 
 
 def test_the_family_is_in_the_table():

@@ -65,4 +65,5 @@ def main() -> None:
   send(over=True, code=int(code))
 
 
-main()
+if __name__ == '__main__':
+  main()

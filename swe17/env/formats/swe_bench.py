@@ -18,7 +18,7 @@ import hashlib
 import pathlib
 
 from swe17 import config, types
-from swe17.env import sandbox, shell
+from swe17.env import copies, sandbox, shell
 from swe17.env.formats import repositories, rows, swe_boxed, swe_trees, workspace
 from swe17.env.packages import suite
 
@@ -146,7 +146,8 @@ class Place:
     if task.payload['place'] == 'local':
       made = await self.problem(task)
       backend = await self._local()
-      return workspace.Local(self.cfg, backend, made.base.tar)
+      hidden = await asyncio.to_thread(copies.hide, made.names())
+      return workspace.Local(self.cfg, backend, made.base.tar, options=hidden)
     return await swe_boxed.open_workspace(self.cfg, task)
 
   async def report(

@@ -33,6 +33,16 @@ class Problem:
     tree = self.tree.with_source(files)
     return dataclasses.replace(tree, files=patches.over(tree.files, self.hidden))
 
+  def names(self) -> set[str]:
+    """Top-level packages and modules, by which copies of them are found."""
+    found = set()
+    for path in self.tree.source:
+      for place in self.tree.path:
+        inside = path[len(place) + 1 :] if place else path
+        if not place or path.startswith(f'{place}/'):
+          found.add(inside.partition('/')[0].removesuffix('.py'))
+    return found - set(self.tree.path)
+
   def solved(self) -> dict[str, bytes]:
     """The base with the gold patch: files that an agent could hand in."""
     return patches.over(self.base.files, self.gold)

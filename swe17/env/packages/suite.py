@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from swe17 import config
-from swe17.env import base, sandbox, shell
+from swe17.env import base, copies, sandbox, shell
 from swe17.env.packages import sources
 
 CANARIES = 2
@@ -221,6 +221,7 @@ def _lay_out(
     _PLACE,
     *options,
     *shell.hide(installed_copies()),
+    *copies.hide([pathlib.PurePath(root).stem for root in tree.roots]),
   ]
   return options, {'tree': _TREE, 'parts': _PLACE, 'work': '/work'}
 

@@ -212,6 +212,7 @@ def test_look_finds_every_kind_of_leak_and_nothing_else(tmp_path):
   gold = 'def half(x: int) -> int:\n  """Doc."""\n  return x // 2\n'
   needles = {
     'defs': {'half': [s for _, s in look.shapes(gold)]},
+    'codes': {'half': [s for name, s in look.codes(gold) if name == 'half']},
     'distributions': ['Some-Package'],
     'below': [str(tmp_path)],
   }
@@ -247,6 +248,9 @@ def test_shapes_are_of_what_a_function_does():
   assert dict(look.shapes(other)) != plain
   assert dict(look.shapes(same.replace(' = 1', ''))) == plain
   assert list(look.shapes('def f(:')) == []
+  method = '  def f(a, b):\n    return a + b\n'  # as it stands in its class
+  assert dict(look.shapes(method)) == plain
+  assert 'f' in dict(look.codes(method)) and list(look.codes('def f(:')) == []
 
 
 def test_the_file_that_looks_imports_the_standard_library_only():

@@ -47,12 +47,13 @@ def needles(
   golds: Sequence[str], distributions: Sequence[str] = (), below: Sequence[str] = ()
 ) -> dict:
   """What look.py is told: functions of the golds' texts, names of distributions."""
-  defs: dict[str, list[str]] = {}
+  found: dict[str, dict[str, list[str]]] = {'defs': {}, 'codes': {}}
   for gold in golds:
-    for name, its in look.shapes(gold):
-      mine = defs.setdefault(name, [])
-      mine += [its] if its not in mine else []
-  return {'defs': defs, 'distributions': list(distributions), 'below': list(below)}
+    for kind, tell in (('defs', look.shapes), ('codes', look.codes)):
+      for name, its in tell(gold):
+        mine = found[kind].setdefault(name, [])
+        mine += [its] if its not in mine else []
+  return {**found, 'distributions': list(distributions), 'below': list(below)}
 
 
 async def in_shell(

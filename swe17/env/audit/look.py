@@ -2,9 +2,9 @@
 
   python look.py needles.json      prints a JSON list of findings, [] if there is none
 
-Needles: {"defs": {name: [shapes]}, "distributions": [names], "below": [folders], and
-"files": [further files]}. A shape names a function whatever its decorators, docstring,
-annotations and layout.
+Needles: {"defs": {name: [shapes]}, "codes": {name: [digits]}, "distributions": [names],
+"below": [folders], "files": [further files]}. A shape names a function whatever its
+decorators, docstring, annotations and layout; `codes` tell compiled ones.
 
 This file imports the standard library only, so that it can be carried anywhere.
 """
@@ -17,6 +17,7 @@ import marshal
 import os
 import re
 import sys
+import textwrap
 import types
 from typing import Any
 
@@ -46,12 +47,30 @@ def shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 def shapes(text: str) -> Iterator[tuple[str, str]]:
   """(name, shape) of every function of a file; none of one that does not parse."""
   try:
-    tree = ast.parse(text)
+    tree = ast.parse(textwrap.dedent(text))  # a method may stand alone
   except (SyntaxError, ValueError, RecursionError):
     return
   for node in ast.walk(tree):
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
       yield node.name, shape(node)
+
+
+def codes(text: str) -> Iterator[tuple[str, str]]:
+  """(name, digits) of every function of a text as it would be compiled."""
+  try:
+    waiting = [compile(textwrap.dedent(text), 'x', 'exec', dont_inherit=True)]
+  except (SyntaxError, ValueError, RecursionError):
+    return
+  yield from _codes(waiting)
+
+
+def _codes(waiting: list[Any]) -> Iterator[tuple[str, str]]:
+  while waiting:
+    code = waiting.pop()
+    if isinstance(code, types.CodeType):
+      waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+      facts = (code.co_argcount, code.co_varnames, sorted({*code.co_names}))
+      yield code.co_name, hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def through(needles: Mapping[str, Any]) -> list[str]:
@@ -92,7 +111,7 @@ def _of_file(path: str, name: str, needles: Mapping[str, Any]) -> Iterator[str]:
     return
   data = _read(path)
   if lower.endswith('.pyc'):
-    for function in _compiled(data, needles['defs']):
+    for function in _compiled(data, needles['codes']):
       yield f'bytecode: {path} ({function})'
     return
   wanted = needles['defs']
@@ -117,17 +136,14 @@ def _read(path: str) -> bytes:
 
 
 def _compiled(data: bytes, wanted: Mapping[str, Any]) -> Iterator[str]:
-  """Names of wanted functions that a compiled file holds, whatever their code."""
+  """Names of wanted functions that a compiled file holds, told by their variables."""
   try:
     waiting = [marshal.loads(data[16:])]
   except (ValueError, EOFError, TypeError):
     return  # of another Python
-  while waiting:
-    code = waiting.pop()
-    if isinstance(code, types.CodeType):
-      waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-      if code.co_name in wanted:
-        yield code.co_name
+  for name, its in _codes(waiting):
+    if its in wanted.get(name, ()):
+      yield name
 
 
 if __name__ == '__main__':

@@ -182,7 +182,9 @@ class Subject:
       bad = [] if number else await self._look(some[0], {**whole, 'below': ['/']})
       for task in some:  # each has a fault, and hidden tests, of its own
         golds = leaks.needles(self._golds(task))
-        bad += await self._look(task, {**mine, 'defs': golds['defs']})
+        bad += await self._look(
+          task, {**mine, 'defs': golds['defs'], 'codes': golds['codes']}
+        )
       found[image] = list(dict.fromkeys(bad))
     return found
 

@@ -61,7 +61,8 @@ async def run(
   )
   judged = time.monotonic() - began
   played = await exploits(about, exploited(about, tasks, plan), answers, plan, says)
-  known = await players(about, some, answers, plan)
+  fit = [task for task in some if not found[task.id]['reason']]
+  known = await players(about, fit, answers, plan)
   leaks = await scan(about, drawn(tasks, plan.scanned, f'{plan.seed}/scan'), answers)
   fresh = sum(each['judged'] for each in found.values() if not each.get('kept'))
   return {

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from swe17 import config, types
+from experiments.configs import kernels as kernels_config
+from swe17 import config, settings, types
 from swe17.agent import episode, formats, kernels_scripted, tokenizer
 from swe17.env import base
 from swe17.env.kernels import bench, judge, kernels_small, small
@@ -160,3 +161,20 @@ async def test_the_scores_of_turns_are_zero_where_nothing_was_handed_in():
   assert await base.turn_score(env) == (await env.verify()).value
   assert await base.turn_score(env) == 0.0  # told once
   assert judge.Account(4, 5.0).outcome() == types.Outcome(0.0)
+
+
+def test_settings_of_every_form_resolve_and_fit_what_is_played():
+  forms = {arg: resolved(arg) for arg in ('', 'single', 'episode', 'whole')}
+  multi, single = forms[''], forms['single']
+  assert (multi.loss.credit, multi.loss.gamma) == ('turn', 0.4)
+  assert multi.agent.thoughts == 'strip' and multi.tasks.attempts == 4
+  assert multi.agent.max_context == AGENT.max_context
+  assert single.tasks.attempts == single.agent.max_turns == 1
+  assert forms['episode'].loss.credit == 'episode'
+  assert forms['whole'].tasks.family == 'kernels'
+  with pytest.raises(ValueError, match="want '', 'single', 'episode' or 'whole'"):
+    kernels_config.get_config('double')
+
+
+def resolved(arg: str) -> config.Config:
+  return settings.resolve(kernels_config.get_config(arg))

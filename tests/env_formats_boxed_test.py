@@ -81,9 +81,7 @@ async def played(host, task: types.Task, *commands: str):
   await env.reset()
   said = [await env.step('bash', {'command': command}) for command in commands]
   await env.step('submit', {})
-  got = await env.verify()
-  await env.close()
-  return got, env, said
+  return await env.verify(), env, said
 
 
 async def test_a_row_in_its_image_is_graded_on_a_clean_copy(engine, task):
@@ -94,6 +92,7 @@ async def test_a_row_in_its_image_is_graded_on_a_clean_copy(engine, task):
   weak = f'printf "def test_high(): pass" > {swe_fixture.TEST}'
   got, env, said = await played(host, sound, 'git log; ls -A', weak, fix)
   assert got.value == 1.0 and env.figures['files_changed'] == 2
+  assert await env.verify() == got and not engine.left()  # given back, still graded
   assert 'not a git repository' in said[0] and '\n.git\n' not in said[0]
   hook = 'printf "import os; os._exit(0)" > conftest.py'
   bend = 'import _pytest.python as p; p.Function.runtest = lambda self: None'

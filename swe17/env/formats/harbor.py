@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import dataclasses
 import pathlib
 from typing import Any
+import weakref
 
 from swe17 import config, types
 from swe17.env import sandbox
@@ -92,12 +93,10 @@ class HarborEnv(workspace.BashEnv):
     super().__init__(task.prompt, place.open)
     self._place = place
 
-  async def verify(self) -> types.Outcome:
-    """What the task's own tests give, from 0; value None where a sandbox failed."""
-    if self._work is None:
-      return types.Outcome(None, 'the environment was not reset')
+  async def _grade(self, work: workspace.Workspace) -> types.Outcome:
+    """What the task's own tests give."""
     try:
-      got = await self._place.grade(self._work)
+      got = await self._place.grade(work)
     except OSError as e:
       return types.Outcome(None, f'the verifier failed: {e}')
     self.flags = got.signs
@@ -115,7 +114,7 @@ class Host:
     self._cfg = cfg
     self._backend = ''
     self._gate = asyncio.Semaphore(cfg.workers)
-    self._made: list[HarborEnv] = []
+    self._made = weakref.WeakSet[HarborEnv]()
     self._places: dict[str, harbor_places.Place] = {}
 
   async def verify(
@@ -178,12 +177,12 @@ class Host:
   def env(self, task: types.Task) -> HarborEnv:
     if task.id not in self._places:
       raise ValueError(f'task {task.id}: not examined; pass it to verify first')
-    self._made = [env for env in self._made if env.is_open]
-    self._made.append(HarborEnv(task, self._places[task.id]))
-    return self._made[-1]
+    made = HarborEnv(task, self._places[task.id])
+    self._made.add(made)
+    return made
 
   async def close(self) -> None:
-    for env in self._made:
+    for env in list(self._made):
       await env.close()
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import pathlib
+import weakref
 
 from swe17 import config, types
 from swe17.env import copies, sandbox, shell
@@ -176,14 +177,12 @@ class SweEnv(workspace.BashEnv):
     super().__init__(task.prompt, lambda: place.open(task))
     self._task, self._place = task, place
 
-  async def verify(self) -> types.Outcome:
+  async def _grade(self, work: workspace.Workspace) -> types.Outcome:
     """1.0 if all of FAIL_TO_PASS and PASS_TO_PASS pass, else 0.0."""
-    if self._work is None:
-      return types.Outcome(None, 'the environment was not reset')
     payload = self._task.payload
     tests = [*payload['fail_to_pass'], *payload['pass_to_pass']]
     try:
-      files = await self._work.files()
+      files = await work.files()
       report = await self._place.report(self._task, files, tests)
       was = (await self._place.problem(self._task)).base.files
     except (suite.SuiteError, OSError, ValueError) as e:
@@ -205,7 +204,7 @@ class Host:
   def __init__(self, cfg: config.Sandbox):
     self._place = Place(cfg)
     self._gate = asyncio.Semaphore(cfg.workers)
-    self._made: list[SweEnv] = []
+    self._made = weakref.WeakSet[SweEnv]()
 
   async def verify(
     self, tasks: Sequence[types.Task]
@@ -236,12 +235,12 @@ class Host:
     return reason or dataclasses.replace(task, payload=payload)
 
   def env(self, task: types.Task) -> SweEnv:
-    self._made = [env for env in self._made if env.is_open]
-    self._made.append(SweEnv(task, self._place))
-    return self._made[-1]
+    made = SweEnv(task, self._place)
+    self._made.add(made)
+    return made
 
   async def close(self) -> None:
-    for env in self._made:
+    for env in list(self._made):
       await env.close()
 
 

@@ -7,6 +7,7 @@ Both forget processes between commands and keep files. The environments of this 
 offer the same two tools on either.
 """
 
+import abc
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import shlex
 import sys
 from typing import Any, Protocol
 
-from swe17 import config
+from swe17 import config, types
 from swe17.env import base, container, shell
 from swe17.env.formats import repositories
 from swe17.env.packages import suite
@@ -133,24 +134,25 @@ class Boxed:
     await self.box.close()
 
 
-class BashEnv:
-  """What environments with a workspace share; `verify` is each one's own."""
+class BashEnv(abc.ABC):
+  """What environments with a workspace share; how one is graded is each one's own.
+
+  A graded episode gives its workspace back: containers do not wait to be collected.
+  """
 
   tools: tuple[base.Tool, ...] = TOOLS
 
   def __init__(self, prompt: str, begin: Callable[[], Awaitable[Workspace]]):
     self._prompt, self._begin = prompt, begin
     self._work: Workspace | None = None
+    self._outcome: types.Outcome | None = None
     self.done = False
     self.flags: tuple[str, ...] = ()
     self.figures: dict[str, float] = {}
 
-  @property
-  def is_open(self) -> bool:
-    return self._work is not None
-
   async def reset(self) -> str:
     await self.close()
+    self._outcome = None
     self._work = await self._begin()
     self.done, self.flags, self.figures = False, (), {}
     return self._prompt
@@ -166,6 +168,21 @@ class BashEnv:
       raise ValueError(f'tool: got {name!r}, want bash or submit')
     command = arguments['command']
     return refused(command) or shown(await self._work.run(command))
+
+  async def verify(self) -> types.Outcome:
+    """The score of what is in the workspace; value None where a sandbox failed."""
+    if self._outcome is None:
+      if self._work is None:
+        return types.Outcome(None, 'the environment was not reset')
+      outcome = await self._grade(self._work)
+      if outcome.value is None:
+        return outcome
+      self._outcome = outcome
+      await self.close()
+    return self._outcome
+
+  @abc.abstractmethod
+  async def _grade(self, work: Workspace) -> types.Outcome: ...
 
   async def close(self) -> None:
     """Gives the workspace back. It may be reset afterwards."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import random
+import re
 from typing import Any
 
 from swe17 import config
@@ -26,6 +27,7 @@ _MOST_FAILING = 40
 _PASSING = 25  # pass-to-pass tests of a row
 _SHOWN = 3  # failing tests that a statement tells of
 _MESSAGE = 300  # characters
+_ADDRESS = re.compile(r'0x[0-9a-f]+')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,4 +222,5 @@ def _message(text: str, tree: sources.Tree) -> str:
   """A failure's text without names of source files, and not too long."""
   lines = text.splitlines() or ['']
   kept = [line for line in lines if not any(path in line for path in tree.source)]
-  return '\n'.join(kept)[:_MESSAGE] or 'it fails'
+  text = _ADDRESS.sub('0x...', '\n'.join(kept))  # the same every time
+  return text[:_MESSAGE] or 'it fails'

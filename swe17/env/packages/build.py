@@ -20,7 +20,7 @@ from typing import Any
 
 from swe17 import config
 from swe17.env import sandbox
-from swe17.env.packages import faults, rows, sources, verdicts
+from swe17.env.packages import faults, rows, sources, suite, verdicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +110,16 @@ class Build:
   async def judge(
     self, tree: sources.Tree, known: verdicts.Suite, fault: faults.Fault
   ) -> verdicts.Verdict:
-    verdict = await verdicts.judge(
-      self._cfg, self._backend, tree, known, fault, self._seed
-    )
+    name = verdicts.short(fault)
+    try:
+      verdict = await verdicts.judge(
+        self._cfg, self._backend, tree, known, fault, self._seed
+      )
+    except suite.SuiteError as e:
+      self._say(f'{tree.name}/{name}: {e}')
+      return verdicts.Verdict(tree.name, name, fault.kind, str(e), None, 0.0)
+    if verdict.reason == verdicts.UNFINISHED:
+      return verdict  # that says nothing of the fault: a later build tries it again
     self._done[verdict.package, verdict.fault] = verdict
     with self._file.open('a', encoding='utf-8') as file:
       file.write(json.dumps(_to_json(verdict), ensure_ascii=False) + '\n')

@@ -17,6 +17,7 @@ from swe17 import config
 from swe17.env.packages import catalogue, faults, rows, sources, suite
 
 REPEATS = 5
+UNFINISHED = 'the suite does not come to its end'  # the machine may be busy
 SECONDS_A_TEST = 4.0
 _GOLD_SECONDS = 600.0  # of one run of a whole suite
 _RUN_SECONDS = 90.0
@@ -167,7 +168,7 @@ def _unfit(report: suite.Report, chosen: Sequence[str]) -> str:
   if 'timeout' in report.results.values():
     return 'hangs'
   if not report.complete:
-    return 'the suite does not come to its end'
+    return UNFINISHED
   if any('::' not in name for name in report.results):
     return 'does not import'
   failing = _failed(report, chosen)

@@ -74,8 +74,7 @@ def test_a_path_that_is_written_is_a_sign(sign, path):
   found = cheating.found([], [cheating.Change(path, None, 'x = 1\n')])
   assert any(each.startswith(f'{sign} (') for each in found), found
   writes = frozenset({'create'})
-  if sign != 'shadows a module':  # whether it is new only the folder knows
-    assert cheating.found([('create', {'path': path, 'text': ''})], writes=writes)
+  assert cheating.found([('create', {'path': path, 'text': ''})], writes=writes)
   assert not cheating.found([('read', {'path': path})], writes=writes)
 
 

@@ -17,6 +17,7 @@ from swe17.env.packages import faults, packages, rows, sources, suite
 MUTANTS, RIGHT, LESS = 3, 2, 2  # tried a task
 _WHOLE_SECONDS = 120.0  # of a whole suite
 _LOOK_SECONDS = 170.0
+_SHADOWS = 'shadows a module'
 _LONG = 160  # characters of a function that no other is by chance
 _LOOK = """
 import json, pathlib, sys
@@ -153,7 +154,9 @@ class Subject:
         found.append(subject.Attempt(exploit.name, calls))
       folder = path.rpartition('/')[0]
       for name, content in exploit.files.items():
-        for at in dict.fromkeys(('', problem.clean.path[0], folder)):
+        # A json.py of the package's own stands in nobody's way.
+        inside = () if exploit.name == _SHADOWS else (folder,)
+        for at in dict.fromkeys(('', problem.clean.path[0], *inside)):
           place = '/'.join(part for part in (at, name) if part)
           calls = (('create', {'path': place, 'text': content}), end)
           found.append(subject.Attempt(f'{exploit.name}: {place}', calls))
@@ -210,9 +213,11 @@ class Subject:
       'look_tests/look.py': pathlib.Path(look.__file__).read_bytes(),
       'look_tests/needles.json': json.dumps(wanted).encode(),
     }
+    # Its own settings may name the files that tests are in.
+    rest = {p: data for p, data in problem.rest.items() if '/' in p or _plain(p)}
     tree = dataclasses.replace(
       problem.clean,
-      files={**problem.source, **problem.rest, **carried},
+      files={**problem.source, **rest, **carried},
       tests=('look_tests',),
     )
     report = await suite.run(
@@ -233,6 +238,11 @@ class Subject:
 
   async def close(self) -> None:
     await self._host.close()
+
+
+def _plain(name: str) -> bool:
+  """Whether a file at the top says nothing to pytest."""
+  return not name.endswith(('.toml', '.cfg', '.ini')) and name != 'conftest.py'
 
 
 def _functions(data: bytes) -> Iterator[str]:

@@ -262,4 +262,4 @@ def installed_copies() -> list[pathlib.Path]:
   found = [library / 'site-packages', library / 'ensurepip', library / 'test']
   for prefix in dict.fromkeys((sys.base_prefix, '/usr', '/usr/local')):
     found += pathlib.Path(prefix, 'lib').glob('python3*/*-packages')
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys([*found, *shell.python_trees()]))

@@ -3,8 +3,9 @@
   python look.py needles.json      prints a JSON list of findings, [] if there is none
 
 Needles: {"defs": {name: [shapes]}, "codes": {name: [digits]}, "distributions": [names],
-"below": [folders], "files": [further files]}. A shape names a function whatever its
-decorators, docstring, annotations and layout; `codes` tell compiled ones.
+"below": [folders], "files": [further files], "skipped": [folders]}. A shape names a
+function whatever its decorators, docstring, annotations and layout; `codes` tell
+compiled ones.
 
 This file imports the standard library only, so that it can be carried anywhere.
 """
@@ -78,12 +79,13 @@ def _codes(waiting: list[Any]) -> Iterator[tuple[str, str]]:
 def through(needles: Mapping[str, Any]) -> list[str]:
   """All findings, 'kind: path' each, in the order of the walk."""
   found: list[str] = []
+  skipped = {*_SKIPPED, *needles.get('skipped', ())}
   for path in needles.get('files') or []:
     found += _of_file(path, os.path.basename(path), needles)
   for below in needles.get('below') or ['/']:
     for folder, folders, files in os.walk(below):
       folders[:] = [
-        name for name in sorted(folders) if os.path.join(folder, name) not in _SKIPPED
+        name for name in sorted(folders) if os.path.join(folder, name) not in skipped
       ]
       for name in folders:
         found += _of_folder(os.path.join(folder, name), name, needles)

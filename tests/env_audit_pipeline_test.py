@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pathlib
+import py_compile
 
 import pytest
 
@@ -228,11 +229,10 @@ def test_look_finds_every_kind_of_leak_and_nothing_else(tmp_path):
   (tmp_path / 'some-package-1.2.tar.gz').touch()
   (tmp_path / 'fix.patch').touch()
   (tmp_path / '__pycache__').mkdir()
-  code = compile(gold, 'x', 'exec')
-  import importlib._bootstrap_external as external
-
-  data = external._code_to_timestamp_pyc(code)  # what the import system writes
-  (tmp_path / '__pycache__/x.pyc').write_bytes(data)
+  (tmp_path / '__pycache__/gold.py').write_text(gold)
+  compiled = str(tmp_path / '__pycache__/x.pyc')
+  py_compile.compile(str(tmp_path / '__pycache__/gold.py'), compiled, doraise=True)
+  (tmp_path / '__pycache__/gold.py').unlink()
   kinds = [each.split(':')[0] for each in look.through(needles)]
   assert sorted(kinds) == [
     'archive', 'bytecode', 'history', 'installed', 'left over', 'source',

@@ -81,8 +81,8 @@ async def examine_all(
       try:
         found = await answers.once(key, lambda: examine(about, task, seed, repeats))
       except (OSError, base.InfrastructureError) as e:  # not kept: asked anew next time
-        found = {'wrong': {}, 'right': {}, 'judged': 0}
-        found['reason'] = f'the verifier failed: {type(e).__name__}'
+        why = f'the verifier failed: {type(e).__name__}'
+        found = {'wrong': {}, 'right': {}, 'judged': 0, 'reason': why}
     done += 1
     found = {**found, 'kept': kept}  # of an earlier start: not timed now
     if says is not None and done % 100 == 0:

@@ -60,6 +60,7 @@ TREES = [
 ]
 
 EXTRAS = {
+  'packages': ['pytest>=8.4'],  # runs their suites; trees come from the index
   'retrieval': TREES,
   'hf': ['safetensors>=0.6', 'gguf>=0.17'],  # load and export others' checkpoints
   'bench': ['xllamacpp>=2026.10'],  # llama.cpp, beside which the sampler is measured
@@ -106,6 +107,9 @@ setuptools.setup(
   ),
   package_data={
     'experiments.bench': ['data/*'],
+    'swe17.env.kernels': ['*.jsonl'],
+    'swe17.env.audit': ['*.j2'],
+    'swe17.env.packages': ['*.jsonl'],
     'swe17.env.repair': ['*.jsonl'],
     'swe17.env.retrieval': ['*.jsonl'],
     'swe17.agent': ['data/*'],

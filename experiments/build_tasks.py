@@ -1,31 +1,45 @@
-"""Builds the table of tasks of a family, and says what it rejected and why.
+"""Builds the table of tasks of a family, and proves the tasks sound before they count.
 
-  python -m experiments.build_tasks --family=repair_functions
-  python -m experiments.build_tasks --family=retrieval          (or retrieval_small)
+  python -m experiments.build_tasks --family=repair_packages     whole packages
+  python -m experiments.build_tasks --family=repair_functions    about a minute
+  python -m experiments.build_tasks --family=retrieval           (or retrieval_small)
+  python -m experiments.build_tasks --family=kernels             (or kernels_small)
 
-takes about a minute on 2 cores and writes the table that ships with the family. The
-last line of the output is the report as JSON. Same seed, same library, same installed
-packages (`pip install "swe17[retrieval]"`): same table.
+First the family's own builder writes the table that ships with it. Then every task goes
+through the pipeline of env/audit: gold passes, nothing fails, wrong solutions fail and
+right ones pass, the standing list of exploits scores 0, no image leaks, no held-out
+task resembles a training one. `--work` keeps one line an answer, so that what was
+stopped goes on where it was; report.html there shows counts, reasons and examples. The
+last line of the output is the result as JSON. Same seed, same library, same packages
+(`pip install "swe17[retrieval]"`; source distributions as pip finds them): same table.
+
+`--nobuild` audits the table as it is, `--noaudit` builds only.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 from absl import app, flags
 
-from experiments import program
+from experiments import program, task_audit
 from swe17 import config
-from swe17.env import families
+from swe17.env.audit import pipeline, subjects
+from swe17.env.kernels import build as build_kernels
+from swe17.env.kernels import kernels, kernels_small
+from swe17.env.packages import build as build_packages
+from swe17.env.packages import packages, pairs, rows
 from swe17.env.repair import build, grader, repair
 from swe17.env.retrieval import build as build_retrieval
 from swe17.env.retrieval import retrieval
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _FAMILY = flags.DEFINE_enum(
-  'family', repair.FAMILY, list(families.FAMILIES), 'task family', flag_values=FLAGS
+  'family', repair.FAMILY, list(subjects.SUBJECTS), 'task family', flag_values=FLAGS
 )
 _OUT = flags.DEFINE_string(
   'out', '', "table file to write; empty: the family's own", flag_values=FLAGS
@@ -46,9 +60,51 @@ _HELDOUT = flags.DEFINE_float(
   'heldout', 0.3, 'share of functions (packages) held out', flag_values=FLAGS
 )
 _WORKERS = flags.DEFINE_integer('workers', 2, 'graders', flag_values=FLAGS)
-
-
-Rows = Sequence[repair.Row | retrieval.Row]
+_WORK = flags.DEFINE_string(
+  'work', 'build', 'folder of what is done so far, and of the report', flag_values=FLAGS
+)
+_TASKS = flags.DEFINE_integer(
+  'tasks', 1500, 'repair_packages: faults wanted', flag_values=FLAGS
+)
+_PAIRS = flags.DEFINE_integer(
+  'pairs', 60, 'repair_packages: release pairs wanted', flag_values=FLAGS
+)
+_MINUTES = flags.DEFINE_float(
+  'minutes', 90.0, 'repair_packages: of building; it goes on later', flag_values=FLAGS
+)
+_CACHE = flags.DEFINE_string(
+  'cache', '', 'folder of source distributions, as tasks.cache', flag_values=FLAGS
+)
+_KERNELS = flags.DEFINE_integer(
+  'small', 700, 'kernels_small: functions tried', flag_values=FLAGS
+)
+_BUILD = flags.DEFINE_bool('build', True, 'build the table', flag_values=FLAGS)
+_AUDIT = flags.DEFINE_bool('audit', True, 'prove the tasks sound', flag_values=FLAGS)
+_SAMPLE = flags.DEFINE_integer(
+  'sample',
+  0,
+  'tasks whose right and wrong solutions are tried, 0 = all',
+  flag_values=FLAGS,
+)
+_EXPLOITED = flags.DEFINE_integer(
+  'exploited', 25, 'tasks that every exploit is played on', flag_values=FLAGS
+)
+_SCANNED = flags.DEFINE_integer(
+  'scanned', 0, 'tasks whose images are scanned for leaks, 0 = all', flag_values=FLAGS
+)
+_ROLLOUTS = flags.DEFINE_integer(
+  'rollouts',
+  0,
+  'episodes a task of each scripted strength, for difficulty',
+  flag_values=FLAGS,
+)
+TABLES = {
+  repair.FAMILY: repair.TABLE,
+  packages.FAMILY: packages.TABLE,
+  kernels.FAMILY: kernels.TABLE,
+  kernels_small.FAMILY: kernels_small.TABLE,
+  **retrieval.TABLES,
+}
 
 
 async def _repair() -> tuple[list[repair.Row], build.Report]:
@@ -91,12 +147,47 @@ def _show_retrieval(report: build_retrieval.Report) -> None:
   )
 
 
-def _build() -> tuple[Rows, build.Report | build_retrieval.Report]:
-  """Builds the family and says what came of it."""
-  if _FAMILY.value == repair.FAMILY:
-    rows, report = asyncio.run(_repair())
-    _show_repair(report)
-    return rows, report
+async def _packages(out: pathlib.Path) -> dict[str, int]:
+  """Faults of packages and pairs of releases; candidate reasons -> how many."""
+  work = pathlib.Path(_WORK.value)
+  cfg = config.Sandbox(workers=_WORKERS.value)
+  made = build_packages.Build(
+    cfg, work / 'packages', seed=_SEED.value, cache=_CACHE.value, say=print
+  )
+  await made.run(_TASKS.value, 60 * _MINUTES.value)
+  faults, report = made.result()
+  found = await pairs.build(
+    cfg, work / 'pairs.jsonl', wanted=_PAIRS.value, cache=_CACHE.value, say=print
+  )
+  rows.write(out, build_packages.table([*faults, *found.rows], _SEED.value))
+  print(json.dumps(dataclasses.asdict(report)))
+  return {**report.rejected, **{f'pair: {k}': v for k, v in found.rejected.items()}}
+
+
+def _write(out: pathlib.Path, rows_: Sequence[Any]) -> None:
+  lines = [json.dumps(dataclasses.asdict(row)) + '\n' for row in rows_]
+  out.write_text(''.join(lines), encoding='utf-8')
+
+
+def _build(out: pathlib.Path) -> dict[str, int]:
+  """Writes the family's table and says what came of it; reason -> candidates."""
+  match _FAMILY.value:
+    case repair.FAMILY:
+      made, report = asyncio.run(_repair())
+      _show_repair(report)
+      _write(out, made)
+      return {**report.rejected_functions, **report.rejected_faults}
+    case packages.FAMILY:
+      return asyncio.run(_packages(out))
+    case kernels.FAMILY | kernels_small.FAMILY:
+      cfg = config.Sandbox(workers=_WORKERS.value)
+      if _FAMILY.value == kernels.FAMILY:
+        some, bad = asyncio.run(build_kernels.build(cfg))
+      else:
+        seeds = range(_SEED.value, _SEED.value + _KERNELS.value)
+        some, bad = asyncio.run(build_kernels.build_small(cfg, seeds))
+      build_kernels.write(some, out)
+      return dict(Counter(reason.split(':')[0] for reason in bad.values()))
   found, said = build_retrieval.build(
     _FAMILY.value,
     per_kind=_PER_KIND.value,
@@ -104,20 +195,43 @@ def _build() -> tuple[Rows, build.Report | build_retrieval.Report]:
     seed=_SEED.value,
   )
   _show_retrieval(said)
-  return found, said
+  _write(out, found)
+  return dict(said.rejected)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Builds, writes, reports."""
+  """Builds, proves, reports."""
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments: {argv[1:]}')
-  rows, report = _build()
-  tables = {repair.FAMILY: repair.TABLE, **retrieval.TABLES}
-  out = pathlib.Path(_OUT.value or tables[_FAMILY.value])
-  out.parent.mkdir(parents=True, exist_ok=True)
-  lines = [json.dumps(dataclasses.asdict(row)) + '\n' for row in rows]
-  out.write_text(''.join(lines), encoding='utf-8')
-  print(json.dumps({'table': out.name, **dataclasses.asdict(report)}))
+  out = pathlib.Path(_OUT.value or TABLES[_FAMILY.value])
+  work = pathlib.Path(_WORK.value)
+  for folder in (out.parent, work):
+    folder.mkdir(parents=True, exist_ok=True)
+  rejected = _build(out) if _BUILD.value else {}
+  result = {'table': out.name, 'rejected': sum(rejected.values())}
+  if _AUDIT.value:
+    plan = pipeline.Plan(
+      seed=_SEED.value,
+      sample=_SAMPLE.value,
+      exploited=_EXPLOITED.value,
+      scanned=_SCANNED.value,
+      repeats=1 if _FAMILY.value == packages.FAMILY else 5,  # its builder made 5
+      at_once=2 * _WORKERS.value,
+    )
+    asyncio.run(
+      task_audit.family(
+        _FAMILY.value,
+        work,
+        plan,
+        sandbox=config.Sandbox(workers=_WORKERS.value),
+        tasks=config.Tasks(table=str(out), cache=_CACHE.value),
+        rollouts=_ROLLOUTS.value,
+        rejected=rejected,
+      )
+    )
+    command = f'python -m experiments.build_tasks --family={_FAMILY.value}'
+    result |= task_audit.write(work, command)
+  print(json.dumps(result))
 
 
 if __name__ == '__main__':

@@ -35,12 +35,20 @@ class Task:
   solved_at: float = 1.0  # solved = outcome >= solved_at
 
 
+CHEATING = 'cheating: '  # how the reason of an outcome begins that was lost by it
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
   """A verifier's raw score, or its absence with a reason. Absent never becomes 0."""
 
   value: float | None
   reason: str = ''
+
+  @property
+  def cheated(self) -> bool:
+    """Whether it is 0 because the agent tried to cheat."""
+    return self.reason.startswith(CHEATING)
 
 
 @dataclasses.dataclass(frozen=True)

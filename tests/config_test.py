@@ -212,6 +212,10 @@ OTHER = {
   'model.lora.targets': 'q,v', 'mesh.coordinator': 'learner-0:1234',
   'agent.max_context': config.Agent().max_context - 1,
   'agent.harness': 'command: true', 'sampler.on_swap': 'drain',
+  'tasks.difficulty': '/elsewhere/difficulty.jsonl', 'tasks.cache': '/elsewhere',
+  'tasks.root': '/elsewhere', 'tasks.place': 'local', 'tasks.units': 'a,b',
+  'tasks.factory': 'module:function', 'tasks.arguments': '{"a": 1}',
+  'sandbox.engine': 'podman', 'sandbox.image': 'python:3.12', 'sandbox.user': '0:0',
   'sampler.decode_widths': str(max(config.Sampler().slots // 2, 1)),
 }  # fmt: skip
 # Settings that alone have one allowed value: all others must be refused, by name.

@@ -14,6 +14,11 @@ context has the same ids but those of the thought. How it ends:
   infrastructure       no outcome, status 'invalid': a connection, the operating system,
                        the grader, an answer that lacks what a token must carry, or the
                        wall clock (turns and tokens bound the agent, so it is not slow)
+  signs of cheating    outcome 0, however it ended
+
+Families that score every turn (`base.turn_score`) have the scores in `turn_scores`, 0
+for a turn that was malformed or had no call, and for all turns of who cheated. They
+keep at a limit what turns have earned.
 
 Anything else that is raised is a bug and is passed on.
 """
@@ -30,7 +35,7 @@ import xxhash
 from swe17 import config, types
 from swe17.agent import formats, record, tools
 from swe17.env import base
-from swe17.env.repair import grader
+from swe17.env.audit import cheating
 
 Generate = Callable[[types.GenerateRequest], Awaitable[types.GenerateResult]]
 
@@ -73,12 +78,15 @@ async def run(
           key=draw_key(seed, group_id, member, segment),
         ),
       )
-  except (OSError, grader.GraderError, record.SamplerError) as e:
+      await log.score(env)
+  except (OSError, base.InfrastructureError, record.SamplerError) as e:
     # TimeoutError and ConnectionError are OSErrors.
     late = f'episode took over {cfg.episode_seconds:g} s'
     outcome = types.Outcome(
       None, late if limit.expired() else f'{type(e).__name__}: {e}'
     )
+  outcome = cheating.judged(outcome, base.flags(env))
+  scores = [0.0] * len(log.scores) if outcome.cheated else log.scores
   return record.episode(
     task,
     group_id,
@@ -97,6 +105,7 @@ async def run(
     seconds=clock() - start,
     cut=log.cut,
     duplicate_calls=log.duplicates,
+    turn_scores=tuple(scores) or None,
   )
 
 
@@ -148,15 +157,16 @@ async def _turns(
       return types.Outcome(0.0, f'malformed call: {bad[0].error}')
     if not calls:
       log.cut = unfinished
-      return types.Outcome(0.0, 'not submitted: a turn without a call')
+      return await _not_submitted(log, env, 'a turn without a call')
     results = await log.run(calls, env, most=cfg.max_calls, seconds=cfg.call_seconds)
+    await log.score(env)
     if env.done:
       return await env.verify()
     glue = fmt.results(drawn, calls, [result.text for result in results])
     kept = fmt.without_thought(drawn) if cfg.thoughts == 'strip' else drawn
     if len(log.token) - len(drawn) + len(kept) + len(glue) >= cfg.max_context:
       log.cut = True
-      return types.Outcome(0.0, 'not submitted: no room left in the context')
+      return await _not_submitted(log, env, 'no room left in the context')
     if turn + 1 == cfg.max_turns:
       break  # results that nobody reads are left out
     if kept == drawn:
@@ -165,7 +175,13 @@ async def _turns(
       context = [*log.token[: -len(drawn)], *kept, *glue]
       request = request_of(log.open_segment(context))
   log.cut = True
-  return types.Outcome(0.0, 'not submitted: turn limit')
+  return await _not_submitted(log, env, 'turn limit')
+
+
+async def _not_submitted(log: record.Record, env: base.Env, why: str) -> types.Outcome:
+  """0; where every turn is scored, what the turns have earned all the same."""
+  earned = await env.verify() if log.scores else types.Outcome(0.0)
+  return dataclasses.replace(earned, reason=earned.reason or f'not submitted: {why}')
 
 
 def transcript(episode: types.Episode, fmt: formats.Format) -> str:

@@ -188,6 +188,7 @@ class Record:
     self.duplicates = 0
     self._read: set[str] = set()  # calls since the last one that wrote
     self.cut = False
+    self.scores: list[float] = []  # of the turns; empty where turns have none
 
   @property
   def token(self) -> list[int]:
@@ -236,6 +237,14 @@ class Record:
     self.tests += sum(call.name == 'test' for call in ran)
     self._count_duplicates(ran, {tool.name for tool in env.tools if tool.writes})
     return results
+
+  async def score(self, env: base.Env) -> None:
+    """Notes what the last turn earned, once, where every turn is scored."""
+    if len(self.scores) == self.turns:
+      return
+    value = await base.turn_score(env)
+    if value is not None:
+      self.scores += [0.0] * (self.turns - len(self.scores) - 1) + [value]
 
   def _count_duplicates(self, ran: list[tools.Call], writes: set[str]) -> None:
     """A read that was asked before tells nothing new until something is written."""

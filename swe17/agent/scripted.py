@@ -64,9 +64,11 @@ class Style:
   practice: int = 0  # instead: so many edits a turn, each undone, never a test
 
 
+WEAK = Style(think=0.95, test=0.4, undo=0.5, persist=0.3, retry_same=0.3)
 CLUMSY = Style()
 PRACTICE = Style(practice=2, persist=0.9)
 CAREFUL = Style(think=1.0, test=1.0, undo=1.0, persist=1.0, retry_same=0.0)
+STRENGTHS = {'weak': WEAK, 'clumsy': CLUMSY, 'careful': CAREFUL}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,10 @@ from typing import Any, Protocol
 from swe17 import config, types
 
 
+class InfrastructureError(RuntimeError):
+  """What an environment runs on failed, more than once. Says nothing of the agent."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tool:
   """One tool as the agent is told of it."""
@@ -24,7 +28,10 @@ class Tool:
 
 
 class Env(Protocol):
-  """One episode's environment. `step` calls that write must not overlap others."""
+  """One episode's environment. `step` calls that write must not overlap others.
+
+  It may have more, see `flags`, `figures`, `given` and `turn_score` below.
+  """
 
   async def reset(self) -> str:
     """Begins the episode anew; the first user message. May raise an OSError."""
@@ -45,6 +52,30 @@ class Env(Protocol):
   async def verify(self) -> types.Outcome:
     """Scores the episode's final state; value None with a reason if it cannot."""
     ...
+
+
+def flags(env: Env) -> tuple[str, ...]:
+  """Signs of cheating that an environment has seen, if it looks for any."""
+  return tuple(getattr(env, 'flags', ()))
+
+
+def figures(env: Env) -> Mapping[str, float]:
+  """What an environment measured of its episode beside the outcome."""
+  return dict(getattr(env, 'figures', {}))
+
+
+def given(env: Env) -> str:
+  """The source that a task is about: what stands in it is no sign of cheating."""
+  return str(getattr(env, 'given', ''))
+
+
+async def turn_score(env: Env) -> float | None:
+  """The raw score of the turn that just ended; None of who is scored at its end only.
+
+  An environment that has it is asked once after every turn's calls.
+  """
+  score = getattr(env, 'turn_score', None)
+  return None if score is None else await score()
 
 
 class Host(Protocol):

@@ -156,15 +156,12 @@ def confine(
     (resource.RLIMIT_CPU, seconds),
     (resource.RLIMIT_AS, memory_bytes),
     (resource.RLIMIT_FSIZE, file_bytes),
-    (resource.RLIMIT_NOFILE, files),
     (resource.RLIMIT_CORE, 0),
   ]
   if sys.platform == 'linux':
     pairs += [(resource.RLIMIT_MSGQUEUE, 0), (resource.RLIMIT_MEMLOCK, 0)]
   for name, value in pairs:
-    hard = resource.getrlimit(name)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(name, (value, value))
+    _lower(name, value)
   drop_identity()
   # RLIMIT_NPROC counts per user and user namespace, and spares root. A namespace of
   # its own gives this sandbox its own count.
@@ -178,12 +175,16 @@ def confine(
       if map_ids:
         _map_ids(uid, gid)
   others = 0 if isolated else _tasks_of(os.getuid())
-  hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-  count = processes + others
-  count = count if hard == resource.RLIM_INFINITY else min(count, hard)
-  resource.setrlimit(resource.RLIMIT_NPROC, (count, count))
+  _lower(resource.RLIMIT_NPROC, processes + others)
+  _lower(resource.RLIMIT_NOFILE, files)  # from here on we may be able to open none
   if sys.platform == 'linux':
     _drop_privileges()
+
+
+def _lower(name: int, value: int) -> None:
+  hard = resource.getrlimit(name)[1]
+  value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+  resource.setrlimit(name, (value, value))
 
 
 def _drop_privileges() -> None:

@@ -1,8 +1,8 @@
 """Starts one command inside a sandbox: writes its files, takes the limits, executes.
 
 Called by `sandbox.run` as the sandbox's first program, with the number of a file
-descriptor that holds JSON: {argv, files (latin-1 text), limits, isolated}. The working
-directory is already the private one.
+descriptor that holds JSON, or will: a pipe of pool.py. It has {argv, files (latin-1
+text), limits, isolated}. The working directory is already the private one.
 
 This file imports the standard library only.
 """
@@ -20,8 +20,12 @@ from swe17.env import limits
 def main(fd: str) -> None:
   """Run the command that the descriptor tells of; exit as it does."""
   with open(int(fd), 'rb') as file:
-    file.seek(0)
-    spec = json.load(file)
+    if file.seekable():
+      file.seek(0)
+    data = file.read()
+  if not data:
+    sys.exit(1)  # a pipe that was closed: nobody wants this sandbox any more
+  spec = json.loads(data)
   if spec['isolated']:
     _execute(spec)
   sys.exit(_attend(spec))

@@ -1,11 +1,11 @@
 """A place to run code that nobody vouches for: no network, read-only system, limits.
 
-Two backends. `bubblewrap` gives namespaces: own processes, own (empty) network, a file
-system of read-only system directories and, for `run`, one private directory in memory.
-Started by root, it stays real root with a few capabilities until the prelude or the
-runner drops to nobody, because RLIMIT_NPROC spares root; started by a user it makes a
-user namespace. `process` is the same program with limits only: it keeps accidents in
-bounds, not attacks.
+Two backends here, a third in container.py. `bubblewrap` gives namespaces: own
+processes, own (empty) network, a file system of read-only system directories and, for
+`run`, one private directory in memory. Started by root, it stays real root with a few
+capabilities until the prelude or the runner drops to nobody, because RLIMIT_NPROC
+spares root; started by a user it makes a user namespace. `process` is the same program
+with limits only: it keeps accidents in bounds, not attacks.
 
 Source: bwrap(1).
 """
@@ -31,7 +31,8 @@ from swe17.env import limits
 _CODE = pathlib.Path(__file__).resolve().parents[2]
 # Programs passed in.
 _INSIDE = ('canonical', 'limits', 'prelude', 'shell_keeper', 'sites')
-_INSIDE += ('repair.anchors', 'repair.runner', 'repair.shell_tools')
+_INSIDE += ('repair.anchors', 'repair.originals', 'repair.runner', 'repair.shell_tools')
+_INSIDE += ('packages.guard', 'packages.inside', 'packages.plugin')
 # No -I: the environment is ours alone, and the hash seed is fixed through it, so that
 # the order of a set is the same in every worker.
 _PYTHON_FLAGS = ('-S', '-B', '-s', '-P', '-X', 'utf8')
@@ -57,10 +58,19 @@ class Completed:
 
 
 def choose_backend(cfg: config.Sandbox) -> str:
-  """Return 'bubblewrap' or 'process', having really started the former once.
+  """Return 'bubblewrap', 'container' or 'process', having really started the former.
 
-  Raises ValueError if the settings insist on bubblewrap and it cannot work here.
+  Raises ValueError if the settings insist on one of them and it cannot work here.
   """
+  if cfg.backend == 'container':
+    from swe17.env import container  # which needs this module
+
+    if reason := container.why_not(cfg):
+      raise ValueError(
+        f"sandbox.backend: got 'container', which cannot run here ({reason}); set "
+        "sandbox.engine and sandbox.image, or use 'auto'"
+      )
+    return 'container'
   if cfg.backend == 'process':
     reason = 'sandbox.backend=process asks for it'
   else:
@@ -104,8 +114,13 @@ def program(
   """Return the command line that calls `swe17.env.<module>.<function>` in a sandbox.
 
   With bubblewrap the file system is read-only; `options` are further bwrap options.
-  Raises FileNotFoundError without bwrap.
+  Raises FileNotFoundError without bwrap, ValueError for a container: it runs commands
+  of its image, not programs of ours.
   """
+  if backend == 'container':
+    raise ValueError(
+      f"sandbox.backend: got 'container', in which {module} does not run; use 'auto'"
+    )
   command = inside(backend, module, function, *arguments)
   if backend == 'process':
     return command
@@ -198,6 +213,10 @@ async def run(
   by `cfg`. Raises TimeoutError, an infrastructure fault, if killing it did not close
   its output.
   """
+  if backend == 'container':
+    from swe17.env import container  # which needs this module
+
+    return await container.run(cfg, argv, files=files, stdin=stdin)
   with contextlib.ExitStack() as stack:
     if backend == 'process':
       work = stack.enter_context(tempfile.TemporaryDirectory(prefix='sandbox-'))
@@ -206,10 +225,10 @@ async def run(
     else:
       work = '/work'
     spec = stack.enter_context(tempfile.TemporaryFile())
-    spec.write(_spec(cfg, backend, argv, files or {}))
+    spec.write(spec_of(cfg, backend, argv, files or {}))
     spec.flush()
     command = program(
-      backend, 'prelude', 'main', str(spec.fileno()), options=_work_options(cfg)
+      backend, 'prelude', 'main', str(spec.fileno()), options=work_options(cfg)
     )
     process = await asyncio.create_subprocess_exec(
       *command,
@@ -221,20 +240,21 @@ async def run(
       env={**_ENVIRONMENT, 'HOME': work, 'TMPDIR': work},
       start_new_session=True,
     )
-    return await _attend(process, backend, stdin, cfg)
+    return await attend(process, backend, stdin, cfg)
 
 
-def _work_options(cfg: config.Sandbox) -> list[str]:
+def work_options(cfg: config.Sandbox) -> list[str]:
+  """bwrap options of a sandbox with a private directory in memory, at /work."""
   size = str(cfg.memory_mib << 20)
   options = ['--perms', '1777', '--size', size, '--tmpfs', '/work', '--chdir', '/work']
   options += ['--proc', '/proc', '--dev', '/dev', '--remount-ro', '/dev']
   return [*options, '--setenv', 'HOME', '/work', '--setenv', 'TMPDIR', '/work']
 
 
-def _spec(
+def spec_of(
   cfg: config.Sandbox, backend: str, argv: Sequence[str], files: Mapping[str, bytes]
 ) -> bytes:
-  """What the prelude is told, as JSON."""
+  """What the prelude is told, as JSON. ValueError on a path that leads out."""
   for name in files:
     path = pathlib.PurePosixPath(name)
     if path.is_absolute() or '..' in path.parts or not path.parts:
@@ -254,7 +274,7 @@ def _spec(
   return json.dumps(spec).encode()
 
 
-async def _attend(
+async def attend(
   process: asyncio.subprocess.Process, backend: str, stdin: bytes, cfg: config.Sandbox
 ) -> Completed:
   """Feed the process, collect its output, and see that its whole tree ends."""
@@ -345,7 +365,7 @@ async def run_program(
   """
   process = await asyncio.create_subprocess_exec(
     *program(
-      backend, module, 'main', *arguments, options=[*_work_options(cfg), *options]
+      backend, module, 'main', *arguments, options=[*work_options(cfg), *options]
     ),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
@@ -355,4 +375,4 @@ async def run_program(
     env={**_ENVIRONMENT, 'HOME': work, 'TMPDIR': work},
     start_new_session=True,
   )
-  return await _attend(process, backend, b'', cfg)
+  return await attend(process, backend, b'', cfg)

@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
 import pathlib
 import shlex
+import sysconfig
 import tarfile
 import tempfile
 
@@ -24,7 +26,7 @@ from swe17.env import limits, sandbox, shell_keeper
 
 _FILES = 256  # open files of a command
 _MARGIN_SECONDS = 10.0  # for the folder to be unpacked and packed
-_FOLDER_BYTES = 16 << 20  # of a folder, packed
+FOLDER_BYTES = 16 << 20  # of a folder, packed
 _BIN = '/tools'
 
 
@@ -64,6 +66,21 @@ def read(folder: bytes, name: str, most: int) -> bytes | None:
       return None if file is None else file.read()
   except (KeyError, tarfile.TarError):
     return None
+
+
+def texts(folder: bytes, most: int) -> dict[str, str]:
+  """Plain files by path, links among them; '' for one of more than `most` bytes."""
+  found = {}
+  try:
+    with tarfile.open(fileobj=io.BytesIO(folder)) as tar:
+      for member in tar:
+        if not member.isdir():
+          small = member.isreg() and member.size <= most
+          file = tar.extractfile(member) if small else None
+          found[member.name] = file.read().decode(errors='replace') if file else ''
+  except tarfile.TarError:
+    return found
+  return found
 
 
 class Shell:
@@ -151,13 +168,41 @@ class Shell:
       'command': command,
       'isolated': self._backend == 'bubblewrap',
       'limits': self._limits,
-      'folder_bytes': _FOLDER_BYTES,
+      'folder_bytes': FOLDER_BYTES,
       'seconds': self._seconds,
       'tools': self._tools,
       'bin': programs,
       'env': {'PATH': f'{programs}:{path}', 'SHELL': '/bin/bash'},
     }
     return json.dumps(spec).encode() + b'\n'
+
+
+@functools.cache
+def python_trees() -> tuple[pathlib.Path, ...]:
+  """Folders of /usr that hold Python code beside this Python's own library.
+
+  Programs of the system bring copies of packages along, wherever they like. Walks all
+  of it once, which takes a moment.
+  """
+  own = sysconfig.get_path('stdlib')
+  found: dict[pathlib.Path, None] = {}
+  for at, folders, files in os.walk('/usr'):
+    if at == own or os.path.basename(at) in ('bin', 'sbin'):
+      folders.clear()  # scripts are no packages, and commands are needed
+    elif any(file.endswith(('.py', '.pyc', '.whl', '.egg')) for file in files):
+      place = pathlib.Path(at)
+      # The program's whole folder, unless libraries of the system are in there too.
+      top = next((p for p in (*place.parents, place) if _of_a_program(p)), place)
+      found[top if not own.startswith(f'{top}/') else place] = None
+      folders.clear()
+  tops = [path for path in found if not any(p in found for p in path.parents)]
+  return tuple(tops)
+
+
+def _of_a_program(path: pathlib.Path) -> bool:
+  """Whether a folder is one of /usr/lib, /usr/share and so on, of a single program."""
+  shared = path.parent.name in ('lib', 'share', 'libexec') and path.parts[1] == 'usr'
+  return shared and not path.name.endswith(('-linux-gnu', '-linux-musl'))
 
 
 def hide(paths: Sequence[pathlib.Path]) -> list[str]:

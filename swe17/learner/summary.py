@@ -29,6 +29,7 @@ def of_groups(
     'solve_rate_count': len(valid),
     'invalid_share': mean([e.status == 'invalid' for e in every]),
     'malformed_share': mean([e.malformed > 0 for e in valid]),
+    'cheating_share': mean([e.outcome.cheated for e in valid]),
     'submitted_share': mean([e.submitted for e in valid]),
     'cut_share': mean([e.cut for e in valid]),
     'thinking_tokens': mean([e.thinking_tokens for e in valid]),

@@ -53,6 +53,7 @@ METRICS: tuple[Metric, ...] = (
   _m('solve_rate_count', 'episodes', "the step's valid episodes", 'outcome'),
   _m('invalid_share', 'share', 'spoiled by infrastructure', 'outcome', 'episodes'),
   _m('malformed_share', 'share', 'episodes with a bad call', 'outcome', _VALID),
+  _m('cheating_share', 'share', 'with signs of cheating', 'outcome', _VALID),
   _m('submitted_share', 'share', 'ended by their own submit', 'outcome', _VALID),
   _m('cut_share', 'share', 'cut at a length or turn limit', 'outcome', _VALID),
   _m('reward', '', 'shaped reward of a valid episode', 'outcome', 'reward_count'),

@@ -13,7 +13,8 @@ import math
 from swe17 import config, types
 from swe17.agent import episode, formats, record, tokenizer
 from swe17.env import base, families
-from swe17.env.repair import grader, repair, repair_shell
+from swe17.env.audit import cheating
+from swe17.env.repair import repair, repair_shell
 from swe17.rollout import harness as harnesses
 
 _log = logging.getLogger(__name__)
@@ -61,10 +62,10 @@ class World:
       return await self.harness.episode(
         task, group_id, member, sampling, seconds=seconds, min_version=min_version
       )
-    env = self.host.env(task)
+    env = cheating.Watched(self.host.env(task))
     try:
       prompt = await env.reset()
-    except (OSError, grader.GraderError) as e:
+    except (OSError, base.InfrastructureError) as e:
       return _not_begun(task, group_id, member, f'{type(e).__name__}: {e}')
     return await episode.run(
       task=dataclasses.replace(task, prompt=prompt),

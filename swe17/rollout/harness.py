@@ -28,6 +28,7 @@ import numpy as np
 from swe17 import config, types
 from swe17.agent import formats, programs
 from swe17.env import sandbox
+from swe17.env.audit import cheating
 from swe17.env.repair import repair, repair_shell
 from swe17.rollout import proxy, recorded
 
@@ -180,6 +181,7 @@ class Harness:
         spent, broken = self._shells.remove(key)
         fault = fault or broken
       outcome = await self._outcome(shell, served, ended, fault)
+      outcome = cheating.judged(outcome, shell.flags)
     finally:
       shell.close()
     return served.episode(

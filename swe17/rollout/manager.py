@@ -28,6 +28,7 @@ import time
 
 from swe17 import config, types
 from swe17.agent import episode as episodes_
+from swe17.env.audit import difficulty
 from swe17.metrics import lines, status
 from swe17.rollout import admission, episodes, evaluation, outbox, process, warm
 from swe17.sync import follower
@@ -36,6 +37,7 @@ _DISCOVER = 1.0  # seconds between looks at who serves
 _THREADS = 24  # for calls to the store, each of which may hang while a line is cut
 _BEGUN = 'rollouts/begun.json'  # process 0 has evaluated version 0
 _MOMENT = 0.01  # seconds, of an episode whose group has none left
+_CHEATS = 200  # transcripts in cheating/
 _SPOILED = 2  # groups that infrastructure spoiled before their task is set aside
 
 
@@ -193,7 +195,10 @@ async def _group(state: process.Rollout, start: int) -> None:
   """Runs the group of a start index; again, a few times, if it is spoiled."""
   cfg = state.cfg
   sound = [t for t in state.world.train if state.spoiled.get(t.id, 0) < _SPOILED]
-  task = admission.task(sound or state.world.train, cfg.seed, start)
+  drawn = difficulty.draw_from(
+    sound or state.world.train, state.estimates, cfg.tasks, cfg.seed, start
+  )
+  task = admission.task(drawn, cfg.seed, start)
   attempt, until = 0, time.monotonic() + cfg.rollout.group_seconds
   group = await _attempt(state, task, start, attempt, until)
   while _spoiled(group):
@@ -211,9 +216,12 @@ async def _group(state: process.Rollout, start: int) -> None:
   _count_dead(state, group)
   lag, state.lag = state.lag, 0.0
   group = dataclasses.replace(group, loop_lag=lag)
-  state.own.write('finished', start=start, id=group.id)
+  told = difficulty.told(group)
+  state.estimates = difficulty.replayed(state.estimates, [told])
+  state.own.write('finished', start=start, id=group.id, **told)
   state.outbox.put(group)
   _keep_to_read(state, group)
+  _keep_cheating(state, group)
 
 
 def _spoiled(group: types.Group) -> bool:
@@ -286,6 +294,21 @@ def _keep_to_read(state: process.Rollout, group: types.Group) -> None:
   folder.mkdir(exist_ok=True)
   text = episodes_.transcript(group.episodes[0], state.world.fmt)
   (folder / f'{group.start:08d}.md').write_text(text, encoding='utf-8')
+
+
+def _keep_cheating(state: process.Rollout, group: types.Group) -> None:
+  """Writes every episode that lost its outcome by cheating, the first of a run."""
+  cheats = [e for e in group.episodes if e.outcome.cheated]
+  if not cheats:
+    return
+  folder = pathlib.Path(state.cfg.run_dir) / 'cheating'
+  folder.mkdir(exist_ok=True)
+  kept = sum(1 for _ in folder.iterdir())
+  for episode in cheats[: max(0, _CHEATS - kept)]:
+    text = episodes_.transcript(episode, state.world.fmt)
+    (folder / f'{episode.id}.md').write_text(text, encoding='utf-8')
+  reasons = sorted({e.outcome.reason for e in cheats})
+  state.events.write('cheating', id=group.id, episodes=len(cheats), reasons=reasons)
 
 
 # --- evaluation -----------------------------------------------------------------

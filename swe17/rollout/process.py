@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from swe17 import config
+from swe17.env.audit import difficulty
 from swe17.metrics import records, status
 from swe17.rollout import admission, episodes, harness, outbox, router
 from swe17.store import kv
@@ -44,6 +45,7 @@ class Rollout:
   plan: manifest.Manifest | None = None
   issued: set[int] = dataclasses.field(default_factory=set)
   spoiled: dict[str, int] = dataclasses.field(default_factory=dict)
+  estimates: dict[str, difficulty.Estimate] = dataclasses.field(default_factory=dict)
   dead: list[str] = dataclasses.field(default_factory=list)  # why, group by group
   misses: int = 0  # looks at the plan since it last moved
   lag: float = 0.0  # seconds, longest stall since a group last took it
@@ -91,7 +93,10 @@ async def open_rollout(
     stack.push_async_callback(world.harness.close)
     await world.harness.open()
   folder = pathlib.Path(cfg.run_dir)
-  own = records.EventLog(str(folder / f'rollout-{index}.jsonl'))
+  log = str(folder / f'rollout-{index}.jsonl')
+  estimates = difficulty.read(cfg.tasks.difficulty)
+  estimates = difficulty.replayed(estimates, records.read_events(log))
+  own = records.EventLog(log)
   stack.callback(own.close)
   box = outbox.Outbox(
     store,
@@ -108,6 +113,7 @@ async def open_rollout(
     says=says,
     events=records.EventLog(str(folder / 'events.jsonl')),
     own=own,
+    estimates=estimates,
     attempt=await _attempt(store, index),
     index=index,
     stop=stop,

@@ -8,7 +8,16 @@ import dataclasses
 import random
 
 from swe17 import types
-from swe17.agent import episode, formats, scripted, searcher
+from swe17.agent import (
+  episode,
+  formats,
+  kernels_scripted,
+  packages_scripted,
+  scripted,
+  searcher,
+)
+from swe17.env.kernels import kernels_small
+from swe17.env.packages import packages
 from swe17.env.repair import library, repair, repair_text
 from swe17.env.retrieval import retrieval
 
@@ -49,11 +58,29 @@ def _searching_well(fmt: formats.Format, rng: random.Random) -> episode.Generate
   return searcher.Searcher(fmt, rng, searcher.CAREFUL)
 
 
+def _editing(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return kernels_scripted.Editor(fmt, rng, kernels_scripted.CLUMSY)
+
+
+def _editing_well(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return kernels_scripted.Editor(fmt, rng, kernels_scripted.CAREFUL)
+
+
+def _mending(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return packages_scripted.Mender(fmt, rng, packages_scripted.CLUMSY)
+
+
+def _mending_well(fmt: formats.Format, rng: random.Random) -> episode.Generate:
+  return packages_scripted.Mender(fmt, rng, packages_scripted.CAREFUL)
+
+
 SCRIPTS: Mapping[str, Script] = {
   repair.FAMILY: Script(_clumsy, _careful, _practising, _practice),
   repair_text.FAMILY: Script(_clumsy, _careful),
   retrieval.FAMILY: Script(_searching, _searching_well),
   retrieval.SMALL: Script(_searching, _searching_well, _searching, retrieval.practice),
+  packages.FAMILY: Script(_mending, _mending_well),
+  kernels_small.FAMILY: Script(_editing, _editing_well),
 }
 
 

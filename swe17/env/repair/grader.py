@@ -21,15 +21,16 @@ import subprocess
 import sys
 
 from swe17 import config
-from swe17.env import sandbox
+from swe17.env import base, sandbox
 from swe17.env.repair import runner
 
 _ANSWER = re.compile(r'ok .*|raise \w+|unserialisable', re.DOTALL)
 _ENDS = ('', 'timeout', 'wall', 'died')
 _MARGIN_SECONDS = 10.0  # beyond the wall limit that the runner itself keeps
+_FILES = 0  # open files of a check: none, for the library on disk has the original
 
 
-class GraderError(RuntimeError):
+class GraderError(base.InfrastructureError):
   """The infrastructure failed twice in a row. Says nothing about the code."""
 
 
@@ -114,6 +115,7 @@ class _Worker:
       'wall_seconds': self._cfg.wall_seconds,
       'memory_bytes': self._cfg.memory_mib << 20,
       'processes': self._cfg.processes,
+      'files': _FILES,
       'output_bytes': self._cfg.output_kib << 10,
     }
     self._process = await asyncio.create_subprocess_exec(

@@ -299,6 +299,11 @@ class RepairEnv:
     """The agent's present version of the function."""
     return ''.join(self._pieces)
 
+  @property
+  def given(self) -> str:
+    """The function as the library has it and as the task gives it."""
+    return f'{self._task.payload.get("original", "")}\n{self._task.payload["source"]}'
+
   async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
     """Runs one well-formed call. GraderError: the infrastructure failed in a test."""
     if self.done:
@@ -367,19 +372,19 @@ class Host:
   """The graders of a process, and what all its episodes know of their verdicts."""
 
   def __init__(self, graders: grader.Graders):
-    self._graders = graders
+    self.graders = graders
     self.verifier = Verifier(graders)
 
   async def verify(
     self, tasks: Iterable[types.Task]
   ) -> tuple[list[types.Task], dict[str, str]]:
-    return await verify(tasks, self._graders)
+    return await verify(tasks, self.graders)
 
   def env(self, task: types.Task) -> RepairEnv:
     return RepairEnv(task, self.verifier)
 
   async def close(self) -> None:
-    await self._graders.close()
+    await self.graders.close()
 
 
 async def open_host(cfg: config.Sandbox) -> Host:

@@ -8,8 +8,9 @@ is graded by what solution.py holds at its end: read from the folder out here, r
 the graders on the hidden cases. Nothing hidden, nor the gold, is within the shell's
 reach: in its library the module itself has the fault, and no other copy is there.
 
-A program could still ask the grader's library for the original. So a solution that
-imports, or looks code up by name, where the task's own source does not, scores 0.
+The grader has no original to be asked for either (originals.py). That a solution
+imports, or looks code up by name, where the task's own source does not, is a sign of
+cheating all the same, and scores 0.
 """
 
 import ast
@@ -27,12 +28,14 @@ import tempfile
 
 from swe17 import config, types
 from swe17.env import sandbox, shell
+from swe17.env.audit import cheating
 from swe17.env.repair import functions, grader, repair, shell_tools
 
 PROMPT = (
   '{task} It is in solution.py. Commands: view, edit PLACE"TEXT", undo, run_tests.'
 )
 _PROCESSES = 32  # of one command
+_REACHES = 'reaches for '
 # Names that reach beyond what a module's own code can see.
 _REACHING = frozenset(
   ('__import__', 'importlib', 'import_module', 'eval', 'exec', 'compile', 'open')
@@ -118,16 +121,40 @@ class RepairShell:
     cfg = dataclasses.replace(cfg, processes=max(cfg.processes, _PROCESSES))
     self._shell = shell.Shell(cfg, backend, seconds, _tools(backend), options)
     self._turn = asyncio.Lock()  # commands of one episode, one after another
+    self._commands: list[str] = []
     self.calls = self.tests = 0
 
   async def run(self, command: str) -> shell.Answer:
     """Runs one bash command. OSError where the sandbox failed."""
     async with self._turn:
+      self._commands.append(command)
       answer = await self._shell.run(self._folder, command)
       self._folder = answer.folder
       self.calls += 1
       self.tests += 'run_tests' in command
       return answer
+
+  @property
+  def flags(self) -> tuple[str, ...]:
+    """Signs of cheating in the commands and in what the folder has become."""
+    payload = self._task.payload
+    before = shell.texts(folder(self._task), repair.MAX_CHARACTERS)
+    after = shell.texts(self._folder, repair.MAX_CHARACTERS)
+    changes = [
+      cheating.Change(path, before.get(path), text)
+      for path, text in after.items()
+      if text != before.get(path) and path != shell_tools.STATE
+    ]
+    calls = [('bash', {'command': command}) for command in self._commands]
+    given = f'{payload["original"]}\n{payload["source"]}'
+    signs = cheating.found(calls, changes, given=given)
+    reason = _solution(self._folder, payload['source'])[1]
+    return (*signs, reason) if reason.startswith(_REACHES) else signs
+
+  @property
+  def source(self) -> str:
+    """What solution.py holds; '' if it is no text that parses."""
+    return _solution(self._folder, self._task.payload['source'])[0]
 
   async def verify(self) -> types.Outcome:
     """1.0 if all hidden cases give what the original gives, else 0.0."""
@@ -159,7 +186,7 @@ def _solution(folder: bytes, given: str) -> tuple[str, str]:
     found = reaches(source) - reaches(given)
   except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
     return '', f'{shell_tools.SOLUTION} does not parse: {type(e).__name__}'
-  return source, f'reaches for {min(found)}' if found else ''
+  return source, f'{_REACHES}{min(found)}' if found else ''
 
 
 def reaches(source: str) -> frozenset[str]:
@@ -198,14 +225,14 @@ def mask(task: types.Task, scratch: str) -> list[str]:
   made = pathlib.Path(scratch, file.name)
   made.write_text(text, encoding='utf-8')
   os.chmod(scratch, 0o755)
+  hidden = shell.hide([file.parent / '__pycache__', *covered()])
+  return [*hidden, '--ro-bind', str(made), str(file)]
+
+
+def covered() -> list[pathlib.Path]:
+  """Folders with copies of the library, or of some of it, whatever the task."""
   library = pathlib.Path(sysconfig.get_path('stdlib'))
-  covered = [file.parent / '__pycache__', library / 'test', library / 'site-packages']
-  return [
-    *shell.hide([*covered, *_other_libraries()]),
-    '--ro-bind',
-    str(made),
-    str(file),
-  ]
+  return [library / 'test', library / 'site-packages', *_other_libraries()]
 
 
 @functools.cache

@@ -12,7 +12,9 @@ source], then one for each case. One frame answers: a frame of JSON, {end} or {e
 then one for each result, in order.
 
 The child is given a case only after it answered the last one, and no expected value is
-ever in here: all that the code under test can do to the answer is to give one. The
+ever in here: all that the code under test can do to the answer is to give one. Nor is
+the original: it is taken out of the child's memory (originals.py), and a child can open
+no file, so it finds no other copy; what it may import the zygote has imported. The
 zygote keeps a check's bytes in two buffers that it wipes, so the next check's child,
 which inherits its memory, finds nothing of the last.
 
@@ -20,6 +22,7 @@ This file imports the standard library only.
 """
 
 import ast
+import codecs
 from collections.abc import Mapping
 import gc
 import importlib
@@ -34,8 +37,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from swe17.env import canonical, limits
+from swe17.env.repair import originals
 
-FILES = 32  # open files of a check
+# Codecs that a check may ask for: a child can import none that is not here.
+_CODECS = ('ascii', 'latin_1', 'utf_8_sig', 'utf_16', 'utf_32', 'cp1252', 'idna')
+_CODECS += ('raw_unicode_escape', 'unicode_escape', 'punycode')
 
 
 def frame(body: bytes) -> bytes:
@@ -101,6 +107,8 @@ def main(settings: str) -> None:
     limits.set_subreaper()
     keep = _reach_library()
   cfg['keep'] = keep
+  for name in _CODECS:
+    codecs.lookup(name)
   inbox = bytearray(cfg['output_bytes'])
   while (request := _read_frame(0)) is not None:
     name, count = json.loads(request)
@@ -284,7 +292,7 @@ def _child(
       cpu_seconds=cfg['cpu_seconds'] + 1,  # the zygote watches, this only backs it up
       memory_bytes=cfg['memory_bytes'],
       processes=cfg['processes'],
-      files=FILES,
+      files=cfg['files'],
       file_bytes=0,
       isolated=cfg['isolated'],
     )
@@ -292,6 +300,8 @@ def _child(
   except OSError as error:
     _write_all(result_w, frame(f'cannot confine the check: {error}'.encode()))
     os._exit(1)
+  if not cfg['files']:
+    sys.meta_path.clear()  # what cannot be opened is missing, and says so
   _write_all(result_w, frame(b'ready'))
   _run_cases(module, cfg['output_bytes'] // count - 16, case_r, result_w)
   os._exit(0)
@@ -307,10 +317,12 @@ def _run_cases(module: ModuleType, limit: int, case_r: int, result_w: int) -> No
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
       failure = 'raise SyntaxError'
     else:
+      removed = originals.remove(module, name)  # it must not stand in for the version
       scope = dict(vars(module))
-      scope.pop(name, None)  # the original must not stand in for it
       exec(code, scope)
       function = scope.get(name)
+      if name in scope:
+        originals.install(module, name, removed, function)
       failure = '' if name in scope else 'raise NameError'
   except BaseException as error:
     # Whatever the code under test raises is its answer to every case.

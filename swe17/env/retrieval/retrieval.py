@@ -271,6 +271,11 @@ class RetrievalEnv:
     self._answer: dict[str, score.Ranges] = {}
     self.done = False
 
+  @property
+  def tree(self) -> trees.Tree:
+    """What is searched."""
+    return self._shelf.tree
+
   async def reset(self) -> str:
     self._answer, self.done = {}, False
     return self._task.prompt

@@ -1,0 +1,1 @@
+"""Functions to make faster, and the bench that says whether they are."""

@@ -1,0 +1,1 @@
+"""Whole packages with their own test suites, to be repaired."""

@@ -1,6 +1,6 @@
 """Episodes by the hundred, 32 at once: no process, file or memory is left behind.
 
-  python -m experiments.bench.tasks_soak                1,000 episodes, about 15 minutes
+  python -m experiments.bench.tasks_soak                1,000 episodes, about a minute
   python -m experiments.bench.tasks_soak --episodes=64 --families=retrieval_small
 
 Careful scripted agents and agents that try exploits take turns on training tasks of

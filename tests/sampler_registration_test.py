@@ -17,6 +17,10 @@ class Engine:
 
   error, version, busy, sampled = None, 3, 0, 0
 
+  def drain(self) -> None:
+    assert not self.closed
+    self.drained = True
+
   def close(self) -> None:
     self.closed = True
 
@@ -74,7 +78,7 @@ async def test_a_cut_line_delays_the_registration_and_ends_nothing(
   cut.append(True)
   stopped.set()
   await asyncio.wait_for(serving, 60)  # and a cut does not keep it from ending
-  assert engine.closed
+  assert engine.drained and engine.closed
   assert inner.list('samplers/') == ['samplers/4.json']
 
 

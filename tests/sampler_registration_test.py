@@ -16,6 +16,7 @@ class Engine:
   """Serves nothing; enough of an engine to be registered."""
 
   error, version, busy, sampled = None, 3, 0, 0
+  drained = closed = False
 
   def drain(self) -> None:
     assert not self.closed

@@ -65,32 +65,24 @@ class Seen:
     return {m[1]: m[2] for m in _PLACE.finditer(self.code)}
 
 
-class Editor:
-  """Usable as an episode's `generate`, under the conditions of `scripted.Scripted`."""
+class Editor(scripted.Player):
+  """The agent of `kernels_small`."""
 
   def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    self._fmt = fmt
-    self._seed = rng.getrandbits(64)
+    super().__init__(fmt, rng)
     self._style = style
 
-  async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
-    rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
-    seen = read(self._fmt, self._fmt.messages(request.token_T.tolist()))
-    turn = _turn(self._fmt, rng, self._style, seen, request.max_new - 1)
-    return scripted.drawn(turn, self._fmt.stop_ids[0], request.max_new)
+  def turn(
+    self, rng: random.Random, messages: scripted.Messages, room: int
+  ) -> list[int]:
+    return _turn(self._fmt, rng, self._style, read(self._fmt, messages), room)
 
 
-def read(fmt: formats.Format, messages: Sequence[tuple[str, str]]) -> Seen:
-  """Plays the conversation back: each result belongs to the next call of its turn."""
-  seen = Seen()
-  pending: list[tools.Call] = []
-  for role, text in messages:
-    if role == 'user':
-      seen.code = seen.code or text
-    elif role == 'assistant':
-      pending = list(fmt.read(text).calls)
-    elif pending:
-      _after(seen, pending.pop(0), text)
+def read(fmt: formats.Format, messages: scripted.Messages) -> Seen:
+  """What a conversation has shown."""
+  seen = Seen(code=scripted.first(messages))
+  for call, result in scripted.results(fmt, messages):
+    _after(seen, call, result)
   return seen
 
 

@@ -65,23 +65,21 @@ class Seen:
   verdict: str = ''  # of the last test since
 
 
-class Mender:
-  """Usable as an episode's `generate`, under the conditions of `scripted.Scripted`."""
+class Mender(scripted.Player):
+  """The agent of `repair_packages`."""
 
   def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    self._fmt = fmt
-    self._seed = rng.getrandbits(64)
+    super().__init__(fmt, rng)
     self._style = style
 
-  async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
-    rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
-    seen = read(self._fmt, self._fmt.messages(request.token_T.tolist()))
+  def turn(
+    self, rng: random.Random, messages: scripted.Messages, room: int
+  ) -> list[int]:
     turn: list[int] = []
-    for name, arguments in next_calls(rng, self._style, seen):
+    for name, arguments in next_calls(rng, self._style, read(self._fmt, messages)):
       call = self._fmt.call(name, **arguments)
-      turn += call if len(turn) + len(call) < request.max_new else []
-    turn = turn or self._fmt.call('submit')
-    return scripted.drawn(turn, self._fmt.stop_ids[0], request.max_new)
+      turn += call if len(turn) + len(call) <= room else []
+    return turn or self._fmt.call('submit')
 
 
 class Calls:
@@ -100,17 +98,11 @@ class Calls:
     return scripted.drawn(turn, self._fmt.stop_ids[0], request.max_new)
 
 
-def read(fmt: formats.Format, messages: Sequence[tuple[str, str]]) -> Seen:
-  """Plays the conversation back: each result belongs to the next call of its turn."""
-  seen = Seen()
-  pending: list[tools.Call] = []
-  for role, text in messages:
-    if role == 'user':
-      seen.failing = seen.failing or _FAILING.findall(text)
-    elif role == 'assistant':
-      pending = list(fmt.read(text).calls)
-    elif pending:
-      _after(seen, pending.pop(0), text)
+def read(fmt: formats.Format, messages: scripted.Messages) -> Seen:
+  """What a conversation has shown."""
+  seen = Seen(failing=_FAILING.findall(scripted.first(messages)))
+  for call, result in scripted.results(fmt, messages):
+    _after(seen, call, result)
   return seen
 
 

@@ -12,6 +12,8 @@ before submitting, undo what did not help, go on); `CAREFUL` is not.
   <think>done</think> submit             after 'passed 6 of 6'
 """
 
+import abc
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import random
@@ -47,6 +49,7 @@ _WORDS = {
   'False': [('True', 'wrong_constant')],
 }
 
+Messages = Sequence[tuple[str, str]]  # (role, text)
 _WORD = re.compile(r'\w+|\s+|[^\w\s]')
 # The first message of repair_text.
 _SHOWN = re.compile(r'```python\n(def .*?)\n?```', re.DOTALL)
@@ -82,7 +85,7 @@ class _Seen:
   verdict: str = ''  # the last test's first word, '' if none since the last edit
 
 
-class Scripted:
+class Player(abc.ABC):
   """Usable as an episode's `generate`. Log-probs are 0 and no kept sets are given, so
   the request's sampling must be `types.Sampling()` (no filter).
 
@@ -90,17 +93,30 @@ class Scripted:
   so episodes may run side by side in any order.
   """
 
-  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
+  def __init__(self, fmt: formats.Format, rng: random.Random):
     self._fmt = fmt
     self._seed = rng.getrandbits(64)
-    self._style = style
 
   async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
     rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
     messages = self._fmt.messages(request.token_T.tolist())
-    room = request.max_new - 1
-    turn = _turn(self._fmt, rng, self._style, _read(self._fmt, messages), room)
+    turn = self.turn(rng, messages, request.max_new - 1)
     return drawn(turn, self._fmt.stop_ids[0], request.max_new)
+
+  @abc.abstractmethod
+  def turn(self, rng: random.Random, messages: Messages, room: int) -> list[int]:
+    """Ids of the next turn, without the end token, for which `room` ids leave space."""
+
+
+class Scripted(Player):
+  """The agent of `repair_functions` and `repair_text`."""
+
+  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
+    super().__init__(fmt, rng)
+    self._style = style
+
+  def turn(self, rng: random.Random, messages: Messages, room: int) -> list[int]:
+    return _turn(self._fmt, rng, self._style, _read(self._fmt, messages), room)
 
 
 def drawn(turn: list[int], stop: int, most: int) -> types.GenerateResult:
@@ -117,18 +133,28 @@ def drawn(turn: list[int], stop: int, most: int) -> types.GenerateResult:
   )
 
 
-def _read(fmt: formats.Format, messages: list[tuple[str, str]]) -> _Seen:
-  """Plays the conversation back: each result belongs to the next call of its turn."""
-  seen = _Seen()
+def first(messages: Messages) -> str:
+  """What an episode begins with."""
+  return next((text for role, text in messages if role == 'user'), '')
+
+
+def results(
+  fmt: formats.Format, messages: Messages
+) -> Iterator[tuple[tools.Call, str]]:
+  """Plays a conversation back: each result belongs to the next call of its turn."""
   pending: list[tools.Call] = []
   for role, text in messages:
-    shown = _SHOWN.search(text) if role == 'user' else None
-    if shown:
-      seen = _Seen(source=shown[1], text=True)
-    elif role == 'assistant':
+    if role == 'assistant':
       pending = list(fmt.read(text).calls)
     elif role == 'tool' and pending:
-      seen = _after(seen, pending.pop(0), text)
+      yield pending.pop(0), text
+
+
+def _read(fmt: formats.Format, messages: Messages) -> _Seen:
+  shown = _SHOWN.search(first(messages))
+  seen = _Seen(source=shown[1], text=True) if shown else _Seen()
+  for call, result in results(fmt, messages):
+    seen = _after(seen, call, result)
   return seen
 
 

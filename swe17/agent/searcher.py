@@ -16,7 +16,6 @@ import dataclasses
 import random
 import re
 
-from swe17 import types
 from swe17.agent import formats, scripted, tools
 
 TURNS = 4
@@ -79,33 +78,24 @@ class _Seen:
     return dataclasses.replace(inner, text=hit.text)
 
 
-class Searcher:
-  """Usable as an episode's `generate`, under the conditions of `scripted.Scripted`."""
+class Searcher(scripted.Player):
+  """The agent of the retrieval families."""
 
   def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    self._fmt = fmt
-    self._seed = rng.getrandbits(64)
+    super().__init__(fmt, rng)
     self._style = style
 
-  async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
-    rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
-    seen = _read(self._fmt, self._fmt.messages(request.token_T.tolist()))
-    turn = _turn(self._fmt, rng, self._style, seen, request.max_new - 1)
-    return scripted.drawn(turn, self._fmt.stop_ids[0], request.max_new)
+  def turn(
+    self, rng: random.Random, messages: scripted.Messages, room: int
+  ) -> list[int]:
+    return _turn(self._fmt, rng, self._style, _read(self._fmt, messages), room)
 
 
-def _read(fmt: formats.Format, messages: list[tuple[str, str]]) -> _Seen:
-  """Plays the conversation back: each result belongs to the next call of its turn."""
-  seen = _Seen()
-  pending: list[tools.Call] = []
-  for role, text in messages:
-    if role == 'user':
-      seen.question = seen.question or text
-    elif role == 'assistant':
-      pending = list(fmt.read(text).calls)
-      seen.turns += 1
-    elif pending:
-      _after(seen, pending.pop(0), text)
+def _read(fmt: formats.Format, messages: scripted.Messages) -> _Seen:
+  turns = sum(role == 'assistant' for role, _ in messages)
+  seen = _Seen(question=scripted.first(messages), turns=turns)
+  for call, result in scripted.results(fmt, messages):
+    _after(seen, call, result)
   return seen
 
 

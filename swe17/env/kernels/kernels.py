@@ -84,38 +84,17 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   ValueError if there are fewer than asked for, or kinds that are no names of units.
   """
   path = pathlib.Path(cfg.table) if cfg.table else TABLE
-  kinds = _kinds(cfg)
-  set_aside: dict[str, str] = {}
-  found: dict[str, list[types.Task]] = {'train': [], 'heldout': []}
-  for row in read_table(path):
-    if row.unit not in kinds:
-      continue
-    unit = UNITS.get(row.unit)
-    if (
-      unit is None or row.variant not in unit.slow or sha(unit, row.variant) != row.sha
-    ):
-      set_aside[row.id] = 'another unit than when the table was built'
-    else:
-      found[row.split].append(task_of(row, cfg))
-  chosen: list[types.Task] = []
-  for split, asked in (('train', cfg.train), ('heldout', cfg.heldout)):
-    if len(found[split]) < max(asked, 1):
-      raise ValueError(
-        f'tasks.{split}: {path} has {len(found[split])} tasks, want {max(asked, 1)}; '
-        f'{len(set_aside)} rows were set aside'
-      )
-    chosen += found[split][: asked or None]
-  return tuple(chosen), set_aside
+  kinds = table.kinds(cfg, tuple(UNITS))
 
+  def make(row: Row) -> types.Task | str:
+    unit = UNITS[row.unit]
+    if row.variant not in unit.slow or sha(unit, row.variant) != row.sha:
+      return 'another unit than when the table was built'
+    return task_of(row, cfg)
 
-def _kinds(cfg: config.Tasks) -> frozenset[str]:
-  kinds = [kind.strip() for kind in cfg.kinds.split(',')] if cfg.kinds else list(UNITS)
-  unknown = [kind for kind in kinds if kind not in UNITS]
-  if unknown:
-    raise ValueError(
-      f'tasks.kinds: got {unknown[0]!r}, want some of {", ".join(UNITS)}'
-    )
-  return frozenset(kinds)
+  return table.choose(
+    cfg, path, (row for row in read_table(path) if row.unit in kinds), make
+  )
 
 
 def solving(gain: float, share: float, cap: float) -> float:

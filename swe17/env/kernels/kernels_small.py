@@ -67,29 +67,16 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   are fewer than asked for.
   """
   path = pathlib.Path(cfg.table) if cfg.table else TABLE
-  kinds = {k.strip() for k in cfg.kinds.split(',')} if cfg.kinds else {*small.WASTES}
-  if unknown := sorted(kinds - {*small.WASTES}):
-    want = ', '.join(small.WASTES)
-    raise ValueError(f'tasks.kinds: got {unknown[0]!r}, want some of {want}')
-  asked = {'train': cfg.train, 'heldout': cfg.heldout}
-  found: dict[str, list[types.Task]] = {split: [] for split in asked}
-  set_aside: dict[str, str] = {}
-  for row in read_table(path):
-    full = asked[row.split] and len(found[row.split]) == asked[row.split]
-    if full or not kinds.issuperset(row.unit.split('+')):
-      continue
+  kinds = table.kinds(cfg, tuple(small.WASTES))
+
+  def make(row: Row) -> types.Task | str:
     function = small.make(row.seed)
     if sha(function) != row.sha:
-      set_aside[row.id] = 'another function than when the table was built'
-    else:
-      found[row.split].append(task_of(row, function, cfg))
-  for split, count in asked.items():
-    if len(found[split]) < max(count, 1):
-      raise ValueError(
-        f'tasks.{split}: {path} has {len(found[split])} tasks, want {max(count, 1)}; '
-        f'{len(set_aside)} rows were set aside'
-      )
-  return (*found['train'], *found['heldout']), set_aside
+      return 'another function than when the table was built'
+    return task_of(row, function, cfg)
+
+  rows = (r for r in read_table(path) if kinds.issuperset(r.unit.split('+')))
+  return table.choose(cfg, path, rows, make)
 
 
 def task_of(row: Row, function: small.Function, cfg: config.Tasks) -> types.Task:

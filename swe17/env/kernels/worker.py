@@ -6,12 +6,10 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
-import struct
-import subprocess
 from typing import Any
 
 from swe17 import config
-from swe17.env import sandbox
+from swe17.env import sandbox, zygote
 from swe17.env.kernels import runner
 
 _MARGIN_SECONDS = 10.0  # beyond the wall limit that the runner itself keeps
@@ -87,14 +85,14 @@ class Fault(Exception):
   """A worker gave no usable answer."""
 
 
-class Worker:
-  """One sandbox with a zygote in it, started when first asked."""
+class Worker(zygote.Zygote):
+  """One sandbox with runner.py in it, started when first asked."""
 
   def __init__(self, cfg: config.Sandbox, backend: str, room: Room):
+    super().__init__()
     self._cfg, self._backend, self._room = cfg, backend, room
-    self._process: asyncio.subprocess.Process | None = None
 
-  async def _start(self) -> asyncio.subprocess.Process:
+  async def _begin(self) -> None:
     options, packages = _binds(self._backend, self._room)
     settings = {
       'isolated': self._backend == 'bubblewrap',
@@ -109,33 +107,11 @@ class Worker:
       'files': self._room.files,
       'file_bytes': self._room.file_bytes,
     }
-    return await asyncio.create_subprocess_exec(
-      *sandbox.program(
+    await self.start(
+      sandbox.program(
         self._backend, 'kernels.runner', 'main', json.dumps(settings), options=options
-      ),
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      env=sandbox.environment(),
-      cwd='/',
-      start_new_session=True,
+      )
     )
-
-  def kill(self) -> None:
-    if self._process is not None:
-      sandbox.kill(self._process)
-
-  async def stop(self) -> None:
-    """Kills it with all that is in it. Nobody may be reading its answer."""
-    process, self._process = self._process, None
-    if process is not None:
-      assert process.stdin is not None
-      sandbox.kill(process)
-      process.stdin.close()
-      for stream in (process.stdout, process.stderr):
-        if stream is not None:
-          await stream.read()
-      await process.wait()
 
   async def open(self, name: str, source: str, function: str) -> str:
     """A fresh process for a source: why it does not run, '' if it does."""
@@ -158,38 +134,22 @@ class Worker:
     self, request: dict[str, Any], arguments: bytes | None = None
   ) -> tuple[dict[str, Any], bytes]:
     """(what the zygote says, the bytes of a result). Raises Fault."""
+    frames = runner.frame(json.dumps(request).encode())
+    if arguments is not None:
+      frames += runner.frame(arguments)
     try:
       seconds = self._cfg.wall_seconds + _MARGIN_SECONDS
-      if self._process is None:
-        self._process = await self._start()
+      if not self.running:
+        await self._begin()
         seconds += _START_SECONDS
       async with asyncio.timeout(seconds):
-        head, _, result = (await self._exchange(request, arguments)).partition(b'\n')
+        answer = await self.exchange(frames, _OUTPUT_BYTES)
+        head, _, result = answer.partition(b'\n')
         meta = json.loads(head)
     except TimeoutError:
       raise Fault('it fell silent') from None
     except (asyncio.IncompleteReadError, OSError, ValueError) as error:
-      raise Fault(f'{error!r} {await self._last_words()}'.strip()) from error
+      raise Fault(f'{error!r} {await self.last_words()}'.strip()) from error
     if 'error' in meta or meta.get('end') == 'killed':
       raise Fault(str(meta.get('error', 'killed from outside (out of memory?)')))
     return meta, result
-
-  async def _exchange(self, request: dict[str, Any], arguments: bytes | None) -> bytes:
-    process = self._process
-    assert process and process.stdin and process.stdout
-    process.stdin.write(runner.frame(json.dumps(request).encode()))
-    if arguments is not None:
-      process.stdin.write(runner.frame(arguments))
-    await process.stdin.drain()
-    size = struct.unpack('>I', await process.stdout.readexactly(4))[0]
-    if size > _OUTPUT_BYTES + 4096:
-      raise Fault(f'an answer of {size} bytes')
-    return await process.stdout.readexactly(size)
-
-  async def _last_words(self) -> str:
-    process = self._process
-    if process is None or process.stderr is None:
-      return ''
-    sandbox.kill(process)
-    lines = (await process.stderr.read()).decode(errors='replace').strip().splitlines()
-    return lines[-1] if lines else ''

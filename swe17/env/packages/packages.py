@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, sandbox
+from swe17.env import base, sandbox, table
 from swe17.env.packages import desk, rows, sources, suite
 
 FAMILY = 'repair_packages'
@@ -59,37 +59,15 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   fewer are left than asked for.
   """
   path = pathlib.Path(cfg.table) if cfg.table else TABLE
-  kinds = _kinds(cfg)
-  found = [row for row in rows.read(path) if row.kind in kinds]
-  chosen: list[types.Task] = []
-  set_aside: dict[str, str] = {}
-  for split, asked in (('train', cfg.train), ('heldout', cfg.heldout)):
-    tasks: list[types.Task] = []
-    for row in (r for r in found if r.split == split):
-      if asked and len(tasks) == asked:
-        break
-      try:
-        tasks.append(task_of(row, cfg.cache, cfg.verify))
-      except ValueError as e:
-        set_aside[row.id] = str(e)
-    if len(tasks) < max(asked, 1):
-      why = next(iter(set_aside.values()), 'the table has no more')
-      raise ValueError(
-        f'tasks.{split}: {path} has {len(tasks)} tasks here, want {max(asked, 1)}; '
-        f'{len(set_aside)} rows were set aside ({why})'
-      )
-    chosen += tasks
-  return tuple(chosen), set_aside
+  kinds = table.kinds(cfg, rows.KINDS)
 
+  def make(row: rows.Row) -> types.Task | str:
+    try:
+      return task_of(row, cfg.cache, cfg.verify)
+    except ValueError as e:
+      return str(e)
 
-def _kinds(cfg: config.Tasks) -> frozenset[str]:
-  kinds = [kind.strip() for kind in cfg.kinds.split(',')] if cfg.kinds else rows.KINDS
-  for kind in kinds:
-    if kind not in rows.KINDS:
-      raise ValueError(
-        f'tasks.kinds: got {kind!r}, want some of {", ".join(rows.KINDS)}'
-      )
-  return frozenset(kinds)
+  return table.choose(cfg, path, (r for r in rows.read(path) if r.kind in kinds), make)
 
 
 def task_of(row: rows.Row, cache: str = '', verify: bool = True) -> types.Task:

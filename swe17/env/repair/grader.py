@@ -16,12 +16,10 @@ import functools
 import json
 import logging
 import re
-import struct
-import subprocess
 import sys
 
 from swe17 import config
-from swe17.env import base, sandbox
+from swe17.env import base, sandbox, zygote
 from swe17.env.repair import runner
 
 _ANSWER = re.compile(r'ok .*|raise \w+|unserialisable', re.DOTALL)
@@ -96,19 +94,14 @@ def _results(bodies: list[bytes], end: str, count: int) -> tuple[str, ...]:
   return (*results, *[rest] * (count - len(results)))
 
 
-class _Worker:
-  """One sandbox with a zygote in it, started when first asked."""
+class _Worker(zygote.Zygote):
+  """One sandbox with runner.py in it, started when first asked."""
 
   def __init__(self, cfg: config.Sandbox, backend: str):
-    self._cfg = cfg
-    self._backend = backend
-    self._process: asyncio.subprocess.Process | None = None
+    super().__init__()
+    self._cfg, self._backend = cfg, backend
 
-  @property
-  def pid(self) -> int | None:
-    return self._process.pid if self._process else None
-
-  async def start(self) -> None:
+  async def begin(self) -> None:
     settings = {
       'isolated': self._backend == 'bubblewrap',
       'cpu_seconds': self._cfg.cpu_seconds,
@@ -118,70 +111,29 @@ class _Worker:
       'files': _FILES,
       'output_bytes': self._cfg.output_kib << 10,
     }
-    self._process = await asyncio.create_subprocess_exec(
-      *sandbox.program(self._backend, 'repair.runner', 'main', json.dumps(settings)),
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      env=sandbox.environment(),
-      cwd='/',
-      start_new_session=True,
+    await self.start(
+      sandbox.program(self._backend, 'repair.runner', 'main', json.dumps(settings))
     )
-
-  def kill(self) -> None:
-    """End what runs in the worker; who waits for its answer gets a fault."""
-    if self._process is not None:
-      sandbox.kill(self._process)
-
-  async def stop(self) -> None:
-    """Kill the worker with all that is in it. Nobody may be reading its answer."""
-    process, self._process = self._process, None
-    if process is not None:
-      assert process.stdin is not None
-      sandbox.kill(process)
-      process.stdin.close()
-      for stream in (process.stdout, process.stderr):
-        if stream is not None:
-          await stream.read()  # to the end, so that nothing of it stays open
-      await process.wait()
 
   async def ask(self, check: Check) -> tuple[tuple[str, ...], bool]:
     """Return the results and whether wall time cut them. Raises _WorkerFault."""
     try:
-      if self._process is None:
-        await self.start()
+      if not self.running:
+        await self.begin()
       async with asyncio.timeout(self._cfg.wall_seconds + _MARGIN_SECONDS):
-        first, *results = await self._exchange(_request(check))
+        most = self._cfg.output_kib << 10
+        first, *results = runner.split(await self.exchange(_request(check), most))
         meta = json.loads(first)
     except TimeoutError:
       raise _WorkerFault('it fell silent') from None
     except (asyncio.IncompleteReadError, OSError, ValueError) as error:
-      raise _WorkerFault(f'{error!r} {await self._last_words()}'.strip()) from error
+      raise _WorkerFault(f'{error!r} {await self.last_words()}'.strip()) from error
     if 'error' in meta:
       raise _WorkerFault(str(meta['error']))
     missing = len(check.cases) - len(results)
     if meta['end'] not in _ENDS or missing < 0 or (missing and not meta['end']):
       raise _WorkerFault(f'{len(results)} of {len(check.cases)} results, then {meta}')
     return _results(results, meta['end'], len(check.cases)), meta['end'] == 'wall'
-
-  async def _exchange(self, request: bytes) -> list[bytes]:
-    assert self._process and self._process.stdin and self._process.stdout
-    self._process.stdin.write(request)
-    await self._process.stdin.drain()
-    head = await self._process.stdout.readexactly(4)
-    size = struct.unpack('>I', head)[0]
-    if size > (self._cfg.output_kib << 10) + 4096:
-      raise _WorkerFault(f'a reply of {size} bytes')
-    return runner.split(await self._process.stdout.readexactly(size))
-
-  async def _last_words(self) -> str:
-    """Kill the worker and return the last line it wrote to stderr."""
-    process = self._process
-    if process is None or process.stderr is None:
-      return ''
-    sandbox.kill(process)
-    lines = (await process.stderr.read()).decode(errors='replace').strip().splitlines()
-    return lines[-1] if lines else ''
 
 
 class Graders:
@@ -204,7 +156,7 @@ class Graders:
     backend = await asyncio.to_thread(sandbox.choose_backend, self._cfg)
     self._workers = [_Worker(self._cfg, backend) for _ in range(self._cfg.workers)]
     for worker in self._workers:
-      await worker.start()
+      await worker.begin()
       self._idle.put_nowait(worker)
     self._open = True
 

@@ -69,40 +69,20 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   if cfg.family != FAMILY:
     raise ValueError(f'tasks.family: got {cfg.family!r}, want {FAMILY!r}')
   path = pathlib.Path(cfg.table) if cfg.table else TABLE
-  kinds = _kinds(cfg)
-  rows = [row for row in read_table(path) if row.kind in kinds]
+  kinds = table.kinds(cfg, faults.KINDS)
   catalogue = functions.catalogue()
-  chosen: list[types.Task] = []
-  set_aside: dict[str, str] = {}
-  for split, asked in (('train', cfg.train), ('heldout', cfg.heldout)):
-    found = []
-    for row in (r for r in rows if r.split == split):
-      if asked and len(found) == asked:
-        break
-      reason = _unusable(row, catalogue)
-      if reason:
-        set_aside[row.id] = reason
-        continue
-      task = _task(row, catalogue)
-      lines = task.payload['original'].count('\n') + 1
-      if lines <= (cfg.lines or lines):
-        found.append(task)
-    if len(found) < max(asked, 1):
-      raise ValueError(
-        f'tasks.{split}: {path} has {len(found)} tasks for this Python, '
-        f'want {max(asked, 1)}; {len(set_aside)} rows were set aside '
-        '(rebuild the table: python -m experiments.build_tasks)'
-      )
-    chosen += found
-  return tuple(chosen), set_aside
 
+  def make(row: Row) -> types.Task | str | None:
+    reason = _unusable(row, catalogue)
+    if reason:
+      return reason
+    task = _task(row, catalogue)
+    lines = task.payload['original'].count('\n') + 1
+    return task if lines <= (cfg.lines or lines) else None
 
-def _kinds(cfg: config.Tasks) -> frozenset[str]:
-  kinds = [kind.strip() for kind in cfg.kinds.split(',')] if cfg.kinds else faults.KINDS
-  unknown = [kind for kind in kinds if kind not in faults.KINDS]
-  if unknown:
-    raise ValueError(f'tasks.kinds: got {unknown[0]!r}, want some of {faults.KINDS}')
-  return frozenset(kinds)
+  return table.choose(
+    cfg, path, (row for row in read_table(path) if row.kind in kinds), make
+  )
 
 
 def load(cfg: config.Tasks) -> tuple[types.Task, ...]:

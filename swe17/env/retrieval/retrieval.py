@@ -93,37 +93,9 @@ def read(cfg: config.Tasks) -> tuple[tuple[types.Task, ...], dict[str, str]]:
   asked for.
   """
   path = pathlib.Path(cfg.table) if cfg.table else TABLES[cfg.family]
-  kinds = _kinds(cfg)
-  rows = [row for row in read_table(path) if row.kind in kinds]
-  chosen: list[types.Task] = []
-  set_aside: dict[str, str] = {}
-  for split, asked in (('train', cfg.train), ('heldout', cfg.heldout)):
-    found: list[types.Task] = []
-    for row in (r for r in rows if r.split == split):
-      if asked and len(found) == asked:
-        break
-      task = _task(cfg.family, row)
-      if isinstance(task, str):
-        set_aside[row.id] = task
-      else:
-        found.append(task)
-    if len(found) < max(asked, 1):
-      why = next(iter(set_aside.values()), 'the table has no more')
-      raise ValueError(
-        f'tasks.{split}: {path} has {len(found)} tasks here, want {max(asked, 1)}; '
-        f'{len(set_aside)} rows were set aside ({why})'
-      )
-    chosen += found
-  return tuple(chosen), set_aside
-
-
-def _kinds(cfg: config.Tasks) -> frozenset[str]:
-  kinds = [kind.strip() for kind in cfg.kinds.split(',')] if cfg.kinds else []
-  for kind in kinds:
-    if kind not in questions.KINDS:
-      want = ', '.join(questions.KINDS)
-      raise ValueError(f'tasks.kinds: got {kind!r}, want some of {want}')
-  return frozenset(kinds or questions.KINDS)
+  kinds = table.kinds(cfg, tuple(questions.KINDS))
+  rows = (row for row in read_table(path) if row.kind in kinds)
+  return table.choose(cfg, path, rows, lambda row: _task(cfg.family, row))
 
 
 def _task(family: str, row: Row) -> types.Task | str:

@@ -55,7 +55,7 @@ async def play(
   style: kernels_scripted.Style, seed: int, attempts: int = 4
 ) -> types.Episode:
   asked = task(seed, attempts)
-  env = kernels_small.SmallEnv(asked, Counted())  # type: ignore[arg-type]
+  env = kernels_small.SmallEnv(asked, Counted())
   await env.reset()
   return await episode.run(
     task=asked,
@@ -151,7 +151,7 @@ def test_the_family_has_scripts_for_the_warm_start():
 
 async def test_the_scores_of_turns_are_zero_where_nothing_was_handed_in():
   asked = task(0)
-  env = kernels_small.SmallEnv(asked, Counted())  # type: ignore[arg-type]
+  env = kernels_small.SmallEnv(asked, Counted())
   await env.reset()
   assert await base.turn_score(env) == 0.0
   for name, arguments in asked.payload['gold'][:-4]:

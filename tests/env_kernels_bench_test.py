@@ -173,7 +173,7 @@ async def test_a_judge_runs_a_text_once_and_keeps_no_time_out():
       return bench.Verdict('run', lasting=lasting)
 
   counting = Counting()
-  by = judge.Judge(counting)  # type: ignore[arg-type]
+  by = judge.Judge(counting)
   for source in ('a', 'a', 'hangs', 'hangs'):
     await by.judge(PROBLEM, source)
   assert counting.calls == 3 and (by.hits, by.misses) == (1, 3)

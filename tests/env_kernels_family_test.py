@@ -75,7 +75,7 @@ class Always:
 
 def env_of(task: types.Task, *verdicts: bench.Verdict) -> kernels.KernelsEnv:
   asked = kernels.problem(kernels.UNITS[task.unit], task.payload['variant'])
-  return kernels.KernelsEnv(task, Always(*verdicts), asked)  # type: ignore[arg-type]
+  return kernels.KernelsEnv(task, Always(*verdicts), asked)
 
 
 CALL = {'code': 'def f(): 0', 'summary': 'Faster.'}
@@ -225,7 +225,7 @@ async def test_edits_that_name_no_place_or_are_long_are_answered():
   tasks, _ = kernels_small.read(
     config.Tasks(family=kernels_small.FAMILY, train=1, heldout=1)
   )
-  env = kernels_small.SmallEnv(tasks[0], Always())  # type: ignore[arg-type]
+  env = kernels_small.SmallEnv(tasks[0], Always())
   await env.reset()
   for at in ('«0»', '«99»', 'x', '', '-1', '٣', '1' * 40):
     said = await env.step('edit', {'at': at, 'new': 'y'})

@@ -65,12 +65,8 @@ class Seen:
     return {m[1]: m[2] for m in _PLACE.finditer(self.code)}
 
 
-class Editor(scripted.Player):
+class Editor(scripted.Player[Style]):
   """The agent of `kernels_small`."""
-
-  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    super().__init__(fmt, rng)
-    self._style = style
 
   def turn(
     self, rng: random.Random, messages: scripted.Messages, room: int

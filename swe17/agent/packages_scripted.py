@@ -65,12 +65,8 @@ class Seen:
   verdict: str = ''  # of the last test since
 
 
-class Mender(scripted.Player):
+class Mender(scripted.Player[Style]):
   """The agent of `repair_packages`."""
-
-  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    super().__init__(fmt, rng)
-    self._style = style
 
   def turn(
     self, rng: random.Random, messages: scripted.Messages, room: int

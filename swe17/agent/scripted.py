@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import random
 import re
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -50,6 +51,7 @@ _WORDS = {
 }
 
 Messages = Sequence[tuple[str, str]]  # (role, text)
+Manner = TypeVar('Manner')  # an agent's style
 _WORD = re.compile(r'\w+|\s+|[^\w\s]')
 # The first message of repair_text.
 _SHOWN = re.compile(r'```python\n(def .*?)\n?```', re.DOTALL)
@@ -85,7 +87,7 @@ class _Seen:
   verdict: str = ''  # the last test's first word, '' if none since the last edit
 
 
-class Player(abc.ABC):
+class Player(abc.ABC, Generic[Manner]):
   """Usable as an episode's `generate`. Log-probs are 0 and no kept sets are given, so
   the request's sampling must be `types.Sampling()` (no filter).
 
@@ -93,9 +95,10 @@ class Player(abc.ABC):
   so episodes may run side by side in any order.
   """
 
-  def __init__(self, fmt: formats.Format, rng: random.Random):
+  def __init__(self, fmt: formats.Format, rng: random.Random, style: Manner):
     self._fmt = fmt
     self._seed = rng.getrandbits(64)
+    self._style = style
 
   async def __call__(self, request: types.GenerateRequest) -> types.GenerateResult:
     rng = random.Random(f'{self._seed}/{request.key}/{request.token_T.size}')
@@ -108,12 +111,8 @@ class Player(abc.ABC):
     """Ids of the next turn, without the end token, for which `room` ids leave space."""
 
 
-class Scripted(Player):
+class Scripted(Player[Style]):
   """The agent of `repair_functions` and `repair_text`."""
-
-  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    super().__init__(fmt, rng)
-    self._style = style
 
   def turn(self, rng: random.Random, messages: Messages, room: int) -> list[int]:
     return _turn(self._fmt, rng, self._style, _read(self._fmt, messages), room)

@@ -78,12 +78,8 @@ class _Seen:
     return dataclasses.replace(inner, text=hit.text)
 
 
-class Searcher(scripted.Player):
+class Searcher(scripted.Player[Style]):
   """The agent of the retrieval families."""
-
-  def __init__(self, fmt: formats.Format, rng: random.Random, style: Style):
-    super().__init__(fmt, rng)
-    self._style = style
 
   def turn(
     self, rng: random.Random, messages: scripted.Messages, room: int

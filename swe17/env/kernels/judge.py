@@ -5,50 +5,36 @@ text of problem and candidate. So the luck of one timing stays with a text as lo
 the process lives (the noise band keeps it small); what hung or died is not kept.
 """
 
-import asyncio
-from collections import OrderedDict
-import hashlib
+from typing import Protocol
 
 from swe17 import types
+from swe17.env import memo
 from swe17.env.kernels import bench, rules
 
 
-class Judge:
+class Measures(Protocol):
+  """A bench."""
+
+  async def measure(self, problem: bench.Problem, source: str) -> bench.Verdict: ...
+
+
+class Judging(Protocol):
+  """What an environment asks."""
+
+  async def judge(self, problem: bench.Problem, source: str) -> bench.Verdict: ...
+
+
+class Judge(memo.Memo[bench.Verdict]):
   """A bench with a memory; shared by all episodes of a process."""
 
-  def __init__(self, on: bench.Bench, capacity: int = 20_000):
+  def __init__(self, on: Measures):
+    super().__init__(lambda verdict: verdict.lasting)
     self._bench = on
-    self._capacity = capacity
-    self._kept: OrderedDict[bytes, bench.Verdict] = OrderedDict()
-    self._running: dict[bytes, asyncio.Task[bench.Verdict]] = {}
-    self.hits = self.misses = 0
 
   async def judge(self, problem: bench.Problem, source: str) -> bench.Verdict:
     """The verdict on a candidate. GraderError if the infrastructure fails."""
     text = '\0'.join((problem.name, problem.reference, source))
-    key = hashlib.sha256(text.encode('utf-8', 'surrogatepass')).digest()
-    if key in self._kept:
-      self.hits += 1
-      self._kept.move_to_end(key)
-      return self._kept[key]
-    if key in self._running:
-      self.hits += 1
-    else:
-      self.misses += 1
-      task = asyncio.create_task(self._bench.measure(problem, source))
-      self._running[key] = task
-      task.add_done_callback(lambda done: self._ended(key, done))
-    # Shielded: who waits may be cancelled, who else waits must not be.
-    return await asyncio.shield(self._running[key])
-
-  def _ended(self, key: bytes, done: 'asyncio.Task[bench.Verdict]') -> None:
-    del self._running[key]
-    if done.cancelled() or done.exception() is not None:
-      return
-    if done.result().lasting:
-      self._kept[key] = done.result()
-      while len(self._kept) > self._capacity:
-        self._kept.popitem(last=False)
+    return await self.get(text, lambda: self._bench.measure(problem, source))
 
 
 class Account:

@@ -234,7 +234,7 @@ def room(device: str = 'cuda') -> worker.Room:
 class Env(kernels.KernelsEnv):
   """One episode; that of `kernels`, on another bench."""
 
-  def __init__(self, task: types.Task, by: judge.Judge, device: str = 'cuda'):
+  def __init__(self, task: types.Task, by: judge.Judging, device: str = 'cuda'):
     super().__init__(task, by, problem(task, device))
 
 

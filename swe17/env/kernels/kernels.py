@@ -31,7 +31,6 @@ from swe17.env.kernels import (
   units_series,
   units_tables,
 )
-from swe17.env.repair import grader
 
 FAMILY = 'kernels'
 TABLE = pathlib.Path(__file__).parent / f'{FAMILY}.jsonl'
@@ -155,7 +154,7 @@ class KernelsEnv:
 
   tools: tuple[base.Tool, ...] = TOOLS
 
-  def __init__(self, task: types.Task, by: judge.Judge, asked: bench.Problem):
+  def __init__(self, task: types.Task, by: judge.Judging, asked: bench.Problem):
     self._task, self._judge, self._problem = task, by, asked
     self._account = self._fresh()
     self.done = False
@@ -209,6 +208,10 @@ class KernelsEnv:
     return self._account.outcome()
 
 
+def _problem(task: types.Task) -> bench.Problem:
+  return problem(UNITS[task.payload['unit']], task.payload['variant'])
+
+
 class Host:
   """The bench of a process, and its verdicts."""
 
@@ -226,18 +229,22 @@ class Host:
     return [task for task in tasks if task.id not in bad], bad
 
   async def _unsound(self, task: types.Task) -> str:
-    asked = problem(UNITS[task.payload['unit']], task.payload['variant'])
     try:
-      verdict = await self.judge.judge(asked, task.payload['gold'][0][1]['code'])
-    except grader.GraderError as e:
+      verdict = await self.judge.judge(*self.gold(task))
+    except base.InfrastructureError as e:
       return f'the verifier failed: {e}'
-    if bench.score(verdict, task.payload['cap']) < task.solved_at:
-      return f'its gold: {judge.words(verdict)}'
-    return ''
+    return '' if self.sound(task, verdict) else f'its gold: {judge.words(verdict)}'
 
-  def env(self, task: types.Task) -> KernelsEnv:
-    asked = problem(UNITS[task.payload['unit']], task.payload['variant'])
-    return KernelsEnv(task, self.judge, asked)
+  def gold(self, task: types.Task) -> tuple[bench.Problem, str]:
+    """A task's problem and its gold's source."""
+    return _problem(task), task.payload['gold'][0][1]['code']
+
+  def sound(self, task: types.Task, verdict: bench.Verdict) -> bool:
+    """Whether that verdict on its gold makes it a task."""
+    return bench.score(verdict, task.payload['cap']) >= task.solved_at
+
+  def env(self, task: types.Task) -> base.Env:
+    return KernelsEnv(task, self.judge, _problem(task))
 
   async def close(self) -> None:
     await self._bench.close()

@@ -10,8 +10,7 @@ The committed table names seeds only; units are sets of kinds of waste, so that 
 is on both sides. Kinds, names and texts are shared by both.
 """
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 import pathlib
@@ -20,7 +19,6 @@ from typing import Any
 from swe17 import config, types
 from swe17.env import base, table
 from swe17.env.kernels import bench, judge, kernels, small
-from swe17.env.repair import grader
 
 FAMILY = 'kernels_small'
 TABLE = pathlib.Path(__file__).parent / f'{FAMILY}.jsonl'
@@ -127,7 +125,7 @@ class SmallEnv:
 
   tools: tuple[base.Tool, ...] = TOOLS
 
-  def __init__(self, task: types.Task, by: judge.Judge):
+  def __init__(self, task: types.Task, by: judge.Judging):
     self._task, self._judge, self._problem = task, by, problem(task)
     self._begin()
 
@@ -205,40 +203,22 @@ class SmallEnv:
     return f'correct {min(verdict.speedup, 9.9):.1f}' if right else verdict.kind
 
 
-class Host:
+class Host(kernels.Host):
   """The bench of a process, and its verdicts."""
 
-  def __init__(self, on: bench.Bench):
-    self._bench = on
-    self.judge = judge.Judge(on)
-
-  async def verify(
-    self, tasks: Iterable[types.Task]
-  ) -> tuple[list[types.Task], dict[str, str]]:
-    """Runs every gold once: (sound tasks, set-aside id -> reason)."""
-    tasks = list(tasks)
-    reasons = await asyncio.gather(*(self._unsound(task) for task in tasks))
-    bad = {t.id: why for t, why in zip(tasks, reasons, strict=True) if why}
-    return [task for task in tasks if task.id not in bad], bad
-
-  async def _unsound(self, task: types.Task) -> str:
+  def gold(self, task: types.Task) -> tuple[bench.Problem, str]:
     pieces = list(task.payload['pieces'])
     for name, arguments in task.payload['gold']:
       if name == 'edit':
         pieces[2 * int(arguments['at'].strip('«»')) - 1] = arguments['new']
-    try:
-      verdict = await self.judge.judge(problem(task), small.source(pieces))
-    except grader.GraderError as e:
-      return f'the verifier failed: {e}'
+    return problem(task), small.source(pieces)
+
+  def sound(self, task: types.Task, verdict: bench.Verdict) -> bool:
     # Not whether it solves: two timings differ, and a task is no worse for that.
-    right = verdict.kind == 'correct' and verdict.speedup > 1
-    return '' if right else f'its gold: {judge.words(verdict)}'
+    return verdict.kind == 'correct' and verdict.speedup > 1
 
-  def env(self, task: types.Task) -> SmallEnv:
+  def env(self, task: types.Task) -> base.Env:
     return SmallEnv(task, self.judge)
-
-  async def close(self) -> None:
-    await self._bench.close()
 
 
 async def open_host(cfg: config.Sandbox) -> Host:

@@ -31,15 +31,7 @@ class Desk:
     """One of list, grep and read."""
     if self._shelf is None:
       self._shelf = shelf({**self._rest, **self.source})
-    match name:
-      case 'list':
-        return search.list_(self._shelf, arguments['path'])
-      case 'grep':
-        return search.grep(self._shelf, arguments['pattern'], arguments['path'])
-      case 'read':
-        lines = arguments['first'], arguments['last']
-        return search.read(self._shelf, arguments['path'], *lines)
-    raise ValueError(f'tool: got {name!r}, want list, grep or read')
+    return search.look(self._shelf, name, arguments)
 
   def edit(self, path: str, old: str, new: str) -> str:
     """Replaces a text that occurs once."""

@@ -18,6 +18,7 @@ from typing import Any
 from swe17 import config, types
 from swe17.env import base, sandbox, table
 from swe17.env.packages import desk, rows, sources, suite
+from swe17.env.retrieval import search
 
 FAMILY = 'repair_packages'
 TABLE = pathlib.Path(__file__).parent / f'{FAMILY}.jsonl'
@@ -91,24 +92,9 @@ def problem_of(task: types.Task) -> rows.Problem:
 
 
 TOOLS = (
-  base.Tool(
-    'list',
-    'List a folder; of a Python file its definitions with their lines.',
-    {'path': 'str'},
-    writes=False,
-  ),
-  base.Tool(
-    'grep',
-    "Search lines for a regular expression, in a file, a folder, or '' for all.",
-    {'pattern': 'str', 'path': 'str'},
-    writes=False,
-  ),
-  base.Tool(
-    'read',
-    'Show lines of a file, from first to last.',
-    {'path': 'str', 'first': 'int', 'last': 'int'},
-    writes=False,
-  ),
+  search.LIST,
+  search.GREP,
+  search.READ,
   base.Tool(
     'edit',
     'Replace a text that occurs once in a source file.',

@@ -12,17 +12,15 @@ the function runs in the grader, and nothing expected goes in there.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import hashlib
 import json
 import logging
 import pathlib
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, table
+from swe17.env import base, memo, table
 from swe17.env.repair import anchors, faults, functions, grader
 
 FAMILY = 'repair_functions'
@@ -198,46 +196,25 @@ def _with_expected(task: types.Task, expected: Sequence[str]) -> types.Task:
   return dataclasses.replace(task, payload=payload)
 
 
-class Verifier:
+class Verifier(memo.Memo[tuple[str, ...]]):
   """Graders, and what they said: shared by all episodes of a process.
 
-  A deterministic program has one verdict on the same inputs, so verdicts are kept,
-  addressed by the content of the check. Time-outs, deaths and failures of the grader
-  are never kept. Equal checks that run at the same time run once.
+  A deterministic program has one verdict on the same inputs, so verdicts are kept.
+  Time-outs, deaths and failures of the grader are not.
   """
 
   def __init__(self, graders: grader.Graders, capacity: int = 20_000):
+    super().__init__(_lasting, capacity)
     self._graders = graders
-    self._capacity = capacity
-    self._kept: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
-    self._running: dict[bytes, asyncio.Task[tuple[str, ...]]] = {}
-    self.hits = 0
-    self.misses = 0
 
   async def run(self, check: grader.Check) -> tuple[str, ...]:
     """One verdict a case. GraderError if the infrastructure fails."""
-    key = hashlib.sha256(json.dumps(dataclasses.astuple(check)).encode()).digest()
-    if key in self._kept:
-      self.hits += 1
-      self._kept.move_to_end(key)
-      return self._kept[key]
-    if key in self._running:
-      self.hits += 1
-    else:
-      self.misses += 1
-      self._running[key] = asyncio.create_task(self._graders.run(check))
-      self._running[key].add_done_callback(lambda done: self._ended(key, done))
-    # Shielded: who waits may be cancelled, who else waits must not be.
-    return await asyncio.shield(self._running[key])
+    text = json.dumps(dataclasses.astuple(check))
+    return await self.get(text, lambda: self._graders.run(check))
 
-  def _ended(self, key: bytes, done: asyncio.Task[tuple[str, ...]]) -> None:
-    del self._running[key]
-    if done.cancelled() or done.exception() is not None:
-      return
-    if all(final(v) or v == 'unserialisable' for v in done.result()):
-      self._kept[key] = done.result()
-      while len(self._kept) > self._capacity:
-        self._kept.popitem(last=False)
+
+def _lasting(verdicts: Sequence[str]) -> bool:
+  return all(final(v) or v == 'unserialisable' for v in verdicts)
 
 
 TOOLS = (

@@ -199,30 +199,10 @@ def unsound(task: types.Task) -> str:
 
 
 TOOLS = (
-  base.Tool(
-    'grep',
-    "Search lines for a regular expression, in a file, a folder, or '' for all.",
-    {'pattern': 'str', 'path': 'str'},
-    writes=False,
-  ),
-  base.Tool(
-    'glob',
-    'List paths that match a pattern; * crosses folders.',
-    {'pattern': 'str'},
-    writes=False,
-  ),
-  base.Tool(
-    'read',
-    'Show lines of a file, from first to last.',
-    {'path': 'str', 'first': 'int', 'last': 'int'},
-    writes=False,
-  ),
-  base.Tool(
-    'list',
-    'List a folder; of a Python file its definitions with their lines.',
-    {'path': 'str'},
-    writes=False,
-  ),
+  search.GREP,
+  search.GLOB,
+  search.READ,
+  search.LIST,
   base.Tool(
     'submit',
     'Answer with places, path:first-last, separated by commas.',
@@ -257,7 +237,7 @@ class RetrievalEnv:
       return 'already submitted'
     if name == 'submit':
       return self._submit(arguments['answer'])
-    return await asyncio.to_thread(self._search, name, arguments)
+    return await asyncio.to_thread(search.look, self._shelf, name, arguments)
 
   async def verify(self) -> types.Outcome:
     """The mean of both F_beta; 0 for who has not submitted."""
@@ -272,19 +252,6 @@ class RetrievalEnv:
       return f'not submitted: {e}'
     self.done = True
     return 'submitted'
-
-  def _search(self, name: str, arguments: Mapping[str, Any]) -> str:
-    match name:
-      case 'grep':
-        return search.grep(self._shelf, arguments['pattern'], arguments['path'])
-      case 'glob':
-        return search.glob(self._shelf, arguments['pattern'])
-      case 'read':
-        lines = arguments['first'], arguments['last']
-        return search.read(self._shelf, arguments['path'], *lines)
-      case 'list':
-        return search.list_(self._shelf, arguments['path'])
-    raise ValueError(f'tool: got {name!r}, want one of {[t.name for t in TOOLS]}')
 
 
 class Host:

@@ -16,9 +16,11 @@ import functools
 import posixpath
 import re
 import time
+from typing import Any
 
 import regex
 
+from swe17.env import base
 from swe17.env.retrieval import symbols, trees
 
 MAX_PATTERN = 200  # characters
@@ -26,6 +28,30 @@ _LONGEST = 1000  # characters of a line that are searched
 _BEFORE = 4  # characters before a hit that are shown with `enclosing`: 'def '
 _BRACE = re.compile(r'(?<!\\)\{(?![0-9,])')  # regex would read an option of its own
 
+GREP = base.Tool(
+  'grep',
+  "Search lines for a regular expression, in a file, a folder, or '' for all.",
+  {'pattern': 'str', 'path': 'str'},
+  writes=False,
+)
+GLOB = base.Tool(
+  'glob',
+  'List paths that match a pattern; * crosses folders.',
+  {'pattern': 'str'},
+  writes=False,
+)
+READ = base.Tool(
+  'read',
+  'Show lines of a file, from first to last.',
+  {'path': 'str', 'first': 'int', 'last': 'int'},
+  writes=False,
+)
+LIST = base.Tool(
+  'list',
+  'List a folder; of a Python file its definitions with their lines.',
+  {'path': 'str'},
+  writes=False,
+)
 
 Hit = tuple[str, int, int, int]  # (path, line, first column, column after the last)
 
@@ -70,6 +96,20 @@ class Shelf:
     for d in self.index.defs:
       found.setdefault(d.path, []).append(d)
     return {path: sorted(defs, key=lambda d: d.first) for path, defs in found.items()}
+
+
+def look(shelf: Shelf, name: str, arguments: Mapping[str, Any]) -> str:
+  """One well-formed call of a tool above. ValueError on another name."""
+  match name:
+    case 'grep':
+      return grep(shelf, arguments['pattern'], arguments['path'])
+    case 'glob':
+      return glob(shelf, arguments['pattern'])
+    case 'read':
+      return read(shelf, arguments['path'], arguments['first'], arguments['last'])
+    case 'list':
+      return list_(shelf, arguments['path'])
+  raise ValueError(f'tool: got {name!r}, want grep, glob, read or list')
 
 
 def grep(shelf: Shelf, pattern: str, path: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import pathlib
 import sys
+import sysconfig
 
 import pytest
 
@@ -51,3 +52,13 @@ async def test_a_hidden_copy_is_empty_in_a_sandbox():
   command = f'ls {library}; cat {library.parent}/heapq.py'
   said = (await runner.run(shell.pack({}), command)).output
   assert said.count('\n') == 1 and 'Permission denied' in said
+
+
+def test_python_code_of_the_system_is_found_and_commands_and_libraries_are_not():
+  own = pathlib.Path(sysconfig.get_path('stdlib'))
+  places = copies.programs()
+  for place in places:
+    assert place.is_dir() and place.name not in ('bin', 'sbin', 'lib')
+    assert place != own and place not in own.parents
+    assert not any(place.glob('libc.so*')), place
+  assert not any(a in b.parents for a in places for b in places)

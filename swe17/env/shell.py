@@ -11,13 +11,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import os
-import pathlib
 import shlex
-import sysconfig
 import tarfile
 import tempfile
 
@@ -175,37 +172,3 @@ class Shell:
       'env': {'PATH': f'{programs}:{path}', 'SHELL': '/bin/bash'},
     }
     return json.dumps(spec).encode() + b'\n'
-
-
-@functools.cache
-def python_trees() -> tuple[pathlib.Path, ...]:
-  """Folders of /usr that hold Python code beside this Python's own library.
-
-  Programs of the system bring copies of packages along, wherever they like. Walks all
-  of it once, which takes a moment.
-  """
-  own = sysconfig.get_path('stdlib')
-  found: dict[pathlib.Path, None] = {}
-  for at, folders, files in os.walk('/usr'):
-    if at == own or os.path.basename(at) in ('bin', 'sbin'):
-      folders.clear()  # scripts are no packages, and commands are needed
-    elif any(file.endswith(('.py', '.pyc', '.whl', '.egg')) for file in files):
-      place = pathlib.Path(at)
-      # The program's whole folder, unless libraries of the system are in there too.
-      top = next((p for p in (*place.parents, place) if _of_a_program(p)), place)
-      found[top if not own.startswith(f'{top}/') else place] = None
-      folders.clear()
-  tops = [path for path in found if not any(p in found for p in path.parents)]
-  return tuple(tops)
-
-
-def _of_a_program(path: pathlib.Path) -> bool:
-  """Whether a folder is one of /usr/lib, /usr/share and so on, of a single program."""
-  shared = path.parent.name in ('lib', 'share', 'libexec') and path.parts[1] == 'usr'
-  return shared and not path.name.endswith(('-linux-gnu', '-linux-musl'))
-
-
-def hide(paths: Sequence[pathlib.Path]) -> list[str]:
-  """bwrap options that put an empty folder over each of `paths` that is one."""
-  found = [str(path) for path in paths if path.is_dir()]
-  return [word for path in found for word in ('--perms', '0755', '--tmpfs', path)]

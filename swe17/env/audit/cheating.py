@@ -268,6 +268,7 @@ class Watched:
   def __init__(self, env: base.Env):
     self._env = env
     self._calls: list[Call] = []
+    self._read: tuple[int, tuple[str, ...]] = 0, ()  # calls read, and their signs
 
   @property
   def tools(self) -> tuple[base.Tool, ...]:
@@ -280,17 +281,18 @@ class Watched:
   @property
   def flags(self) -> tuple[str, ...]:
     """Signs so far: those of the calls, and what the environment itself has seen."""
-    writes = frozenset(tool.name for tool in self.tools if tool.writes)
-    given = base.given(self._env)
-    own = found(self._calls, given=given, writes=writes)
-    return (*own, *base.flags(self._env))
+    if self._read[0] != len(self._calls):
+      writes = frozenset(tool.name for tool in self.tools if tool.writes)
+      signs = found(self._calls, given=base.given(self._env), writes=writes)
+      self._read = len(self._calls), signs
+    return (*self._read[1], *base.flags(self._env))
 
   @property
   def figures(self) -> Mapping[str, float]:
     return base.figures(self._env)
 
   async def reset(self) -> str:
-    self._calls = []
+    self._calls, self._read = [], (0, ())
     return await self._env.reset()
 
   async def step(self, name: str, arguments: Mapping[str, Any]) -> str:

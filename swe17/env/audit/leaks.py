@@ -14,7 +14,7 @@ import pathlib
 import sys
 
 from swe17 import config, types
-from swe17.env import sandbox, shell
+from swe17.env import copies, sandbox, shell
 from swe17.env.audit import look
 from swe17.env.repair import grader, repair, repair_shell
 
@@ -122,7 +122,7 @@ async def _everywhere(
   cfg: config.Sandbox, backend: str, tasks: Sequence[types.Task]
 ) -> dict[str, set[str]]:
   """Function -> files that hold its gold or its bytecode, where no task masks any."""
-  options = shell.hide(await asyncio.to_thread(repair_shell.covered))
+  options = copies.covering(await asyncio.to_thread(repair_shell.covered))
   tools = {'python': [os.path.realpath(sys.executable), '-B']}
   sh = shell.Shell(cfg, backend, _WALK_SECONDS, tools, options)
   wanted = needles([task.payload['original'] for task in tasks])

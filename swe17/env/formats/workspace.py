@@ -19,7 +19,7 @@ import sys
 from typing import Any, Protocol
 
 from swe17 import config, types
-from swe17.env import base, container, shell
+from swe17.env import base, container, copies, shell
 from swe17.env.formats import repositories
 from swe17.env.packages import suite
 
@@ -91,7 +91,7 @@ class Local:
       self._options += ['--perms', '0755', '--dir', _PARTS]
       for name, place in suite.pytest_parts().items():
         self._options += ['--ro-bind', place, f'{_PARTS}/{name}']
-      self._options += shell.hide(suite.installed_copies())
+      self._options += copies.covering(copies.installed())
 
   async def run(self, command: str, seconds: float = COMMAND_SECONDS) -> Said:
     runner = shell.Shell(self._cfg, self._backend, seconds, self._tools, self._options)

@@ -18,14 +18,12 @@ import os
 import pathlib
 import secrets
 import shutil
-import sys
-import sysconfig
 import tempfile
 import time
 from typing import Any
 
 from swe17 import config
-from swe17.env import base, copies, sandbox, shell
+from swe17.env import base, copies, sandbox
 from swe17.env.packages import sources
 
 CANARIES = 2
@@ -220,7 +218,7 @@ def _lay_out(
     '--dir',
     _PLACE,
     *options,
-    *shell.hide(installed_copies()),
+    *copies.covering(copies.installed()),
     *copies.hide([pathlib.PurePath(root).stem for root in tree.roots]),
   ]
   return options, {'tree': _TREE, 'parts': _PLACE, 'work': '/work'}
@@ -253,13 +251,3 @@ def pytest_parts() -> dict[str, str]:
   if 'pytest' not in found:
     raise SuiteError('pytest is not installed: pip install pytest')
   return found
-
-
-@functools.cache
-def installed_copies() -> list[pathlib.Path]:
-  """Folders of the system that hold installed packages, or archives of some."""
-  library = pathlib.Path(sysconfig.get_path('stdlib'))
-  found = [library / 'site-packages', library / 'ensurepip', library / 'test']
-  for prefix in dict.fromkeys((sys.base_prefix, '/usr', '/usr/local')):
-    found += pathlib.Path(prefix, 'lib').glob('python3*/*-packages')
-  return list(dict.fromkeys([*found, *shell.python_trees()]))

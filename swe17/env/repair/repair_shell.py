@@ -27,7 +27,7 @@ import sysconfig
 import tempfile
 
 from swe17 import config, types
-from swe17.env import sandbox, shell
+from swe17.env import copies, sandbox, shell
 from swe17.env.audit import cheating
 from swe17.env.repair import functions, grader, repair, shell_tools
 
@@ -225,7 +225,7 @@ def mask(task: types.Task, scratch: str) -> list[str]:
   made = pathlib.Path(scratch, file.name)
   made.write_text(text, encoding='utf-8')
   os.chmod(scratch, 0o755)
-  hidden = shell.hide([file.parent / '__pycache__', *covered()])
+  hidden = copies.covering([file.parent / '__pycache__', *covered()])
   return [*hidden, '--ro-bind', str(made), str(file)]
 
 

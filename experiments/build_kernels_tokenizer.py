@@ -7,9 +7,6 @@ own functions; every name, mark, feedback and frame of a call is a token of its 
 (agent/tokenizer.py says why). About 15 s on one core.
 """
 
-import json
-import pathlib
-
 from absl import app, flags
 
 from experiments import build_tokenizer, program
@@ -103,17 +100,10 @@ def main(argv: list[str]) -> None:
   data = build_tokenizer.train(
     [*train, *sorted(set(library.functions()))], pattern(), wanted(), MARKUP
   )
-  path = pathlib.Path(_OUT.value)
-  path.write_text(data, 'utf-8')
-  tok = tokenizer.load(path)
-  lost = [piece for piece in wanted() if len(tok.encode(piece)) != 1]
-  if lost:
-    raise ValueError(f'pieces without a token of their own: {lost}')
+  tok = build_tokenizer.write(_OUT.value, data, wanted())
   held = texts([task for task in tasks if task.split == 'heldout'])
   for name, said in (('train', train), ('heldout', held)):
-    sizes = [len(tok.encode(text)) for text in said]
-    mean = sum(sizes) / len(sizes)
-    print(json.dumps({'split': name, 'texts': len(said), 'tokens': mean}), max(sizes))
+    build_tokenizer.say(tok, name, said)
 
 
 if __name__ == '__main__':

@@ -7,9 +7,6 @@ names in them; held-out packages are not read. Files, line numbers and the frame
 calls are a token each (agent/tokenizer.py says why). About 10 s on one core.
 """
 
-import json
-import pathlib
-
 from absl import app, flags
 
 from experiments import build_tokenizer, program
@@ -92,18 +89,10 @@ def main(argv: list[str]) -> None:
   train = [task for task in tasks if task.split == 'train']
   read = texts(train)
   data = build_tokenizer.train(read, pattern(), wanted(), MARKUP)
-  path = pathlib.Path(_OUT.value)
-  path.write_text(data, 'utf-8')
-  tok = tokenizer.load(path)
-  lost = [piece for piece in wanted() if len(tok.encode(piece)) != 1]
-  if lost:
-    raise ValueError(f'pieces without a token of their own: {lost}')
+  tok = build_tokenizer.write(_OUT.value, data, wanted())
   held = texts([task for task in tasks if task.split == 'heldout'])
   for name, said in (('train', read), ('heldout', held)):
-    sizes = [len(tok.encode(text)) for text in said]
-    print(
-      json.dumps({'split': name, 'texts': len(said), 'tokens': sum(sizes) / len(sizes)})
-    )
+    build_tokenizer.say(tok, name, said)
 
 
 if __name__ == '__main__':

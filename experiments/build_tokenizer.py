@@ -115,6 +115,25 @@ def train(texts: list[str], cut: str, whole: list[str], markup: tuple[str, ...])
   return _with_markup(json.loads(bpe.to_str()), markup)
 
 
+def write(out: str, data: str, whole: list[str]) -> tokenizer.Tokenizer:
+  """Writes a tokenizer.json and loads it. ValueError if a piece of `whole` is cut."""
+  path = pathlib.Path(out)
+  path.write_text(data, 'utf-8')
+  tok = tokenizer.load(path)
+  lost = [piece for piece in whole if len(tok.encode(piece)) != 1]
+  if lost:
+    raise ValueError(f'pieces without a token of their own: {lost}')
+  return tok
+
+
+def say(tok: tokenizer.Tokenizer, split: str, texts: list[str]) -> None:
+  """Prints what texts take, as a line of JSON."""
+  sizes = [len(tok.encode(text)) for text in texts]
+  mean, most = sum(sizes) / len(sizes), max(sizes)
+  said = {'split': split, 'texts': len(texts), 'tokens': mean, 'longest': most}
+  print(json.dumps(said))
+
+
 def escape(text: str) -> str:
   return ''.join('\\' + c if c in '\\^$.|?*+()[]{}/-&' else c for c in text)
 
@@ -158,12 +177,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'got arguments {argv[1:]}, want flags only')
   sources = sorted(set(library.functions()))
-  data = build(sources)
-  pathlib.Path(_OUT.value).write_text(data, 'utf-8')
-  tok = tokenizer.load(pathlib.Path(_OUT.value))
-  lost = [piece for piece in wanted() if len(tok.encode(piece)) != 1]
-  if lost:
-    raise ValueError(f'pieces without a token of their own: {lost}')
+  tok = write(_OUT.value, build(sources), wanted())
   for name, value in measure(tok, sources[::4]).items():
     print(f'{name} {value:.3f}')
 

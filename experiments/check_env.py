@@ -19,7 +19,6 @@ A task's payload may have `gold`, [[tool, arguments], ...]: calls that solve it.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import importlib
 import sys
 from typing import Any
 
@@ -27,7 +26,7 @@ from absl import app, flags
 
 from experiments import program
 from swe17 import config, types
-from swe17.env import check, families
+from swe17.env import base, check, families
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _MOST = 20  # tasks
@@ -46,13 +45,7 @@ def find(name: str) -> type[Any]:
     raise ValueError(
       f'got {name!r}, want module:Env, such as experiments.example_env:Guess'
     )
-  try:
-    found = getattr(importlib.import_module(module), attribute, None)
-  except ImportError as e:
-    raise ValueError(f'{module} cannot be imported: {e}') from e
-  if found is None:
-    raise ValueError(f'{module} has no {attribute}')
-  return found
+  return base.named(name, module, attribute)
 
 
 def settings(words: Sequence[str]) -> tuple[config.Tasks, config.Sandbox]:

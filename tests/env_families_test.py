@@ -40,7 +40,7 @@ async def test_a_name_that_leads_nowhere_is_refused():
   for name, why in (
     ('guess', 'want module:Env'),
     ('no_such_module:Env', 'cannot be imported'),
-    ('experiments.example_env:Walrus', 'has no Walrus'),
+    ('experiments.example_env:Walrus', "has no function or class 'Walrus'"),
   ):
     with pytest.raises(ValueError, match=why):
       await check_env.problems(name)

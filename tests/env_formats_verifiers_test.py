@@ -165,7 +165,7 @@ def test_the_signals_of_the_process_stay_its_own():
   [
     ('', '{}', 'got none, want module:function'),
     ('no-such-env', '{}', 'no_such_env cannot be imported'),
-    (f'{MODULE}:nothing', '{}', "has no function 'nothing'"),
+    (f'{MODULE}:nothing', '{}', "has no function or class 'nothing'"),
     (f'{MODULE}:sums', '{', 'tasks.arguments: not JSON'),
     (f'{MODULE}:sums', '[]', r'tasks.arguments: got \[\], want an object'),
     (f'{MODULE}:grouped', '{}', 'best scores several episodes at once'),
@@ -188,7 +188,7 @@ def test_a_family_of_somebody_elses_is_named_by_its_factory():
   assert families.get('tests.env_formats_verifiers_test:family').name == 'mine'
   for name, reason in (
     ('no_such:family', 'cannot be imported'),
-    (f'{MODULE}:none', "has no function 'none'"),
+    (f'{MODULE}:none', "has no function or class 'none'"),
     (f'{MODULE}:sums', 'want a base.Family'),
   ):
     with pytest.raises(ValueError, match=reason):

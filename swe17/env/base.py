@@ -8,6 +8,7 @@ environment for a task and holds what they share. families.py is the table of th
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
+import importlib
 from typing import Any, Protocol
 
 from swe17 import config, types
@@ -76,6 +77,17 @@ async def turn_score(env: Env) -> float | None:
   """
   score = getattr(env, 'turn_score', None)
   return None if score is None else await score()
+
+
+def named(setting: str, module: str, attribute: str) -> Any:
+  """What a module holds under a name. ValueError, in the name of a setting."""
+  try:
+    found = getattr(importlib.import_module(module), attribute, None)
+  except ImportError as e:
+    raise ValueError(f'{setting}: {module} cannot be imported: {e}') from e
+  if not callable(found):
+    raise ValueError(f'{setting}: {module} has no function or class {attribute!r}')
+  return found
 
 
 class Host(Protocol):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import difflib
-import importlib
 from typing import Any
 
 from swe17.env import base, mixture
@@ -61,13 +60,7 @@ def get(name: str) -> base.Family:
 
 def _made(name: str) -> base.Family:
   module, _, attribute = name.partition(':')
-  try:
-    factory = getattr(importlib.import_module(module), attribute, None)
-  except ImportError as e:
-    raise ValueError(f'tasks.family: {module} cannot be imported: {e}') from e
-  if not callable(factory):
-    raise ValueError(f'tasks.family: {module} has no function {attribute!r}')
-  made = factory()
+  made = base.named('tasks.family', module, attribute)()
   if not isinstance(made, base.Family):
     raise ValueError(f'tasks.family: {name} gave {made!r:.60}, want a base.Family')
   return made

@@ -21,7 +21,6 @@ ToolEnv, Rubric. Version 0.4.0 has tasksets and harnesses in place of these.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import hashlib
-import importlib
 import json
 import math
 import signal
@@ -47,12 +46,7 @@ def load(factory: str, arguments: str) -> Any:
     raise ValueError('tasks.factory: got none, want module:function')
   if not name:  # as the library finds its environments
     module, name = factory.rpartition('/')[2].replace('-', '_'), 'load_environment'
-  try:
-    made = getattr(importlib.import_module(module), name, None)
-  except ImportError as e:
-    raise ValueError(f'tasks.factory: {module} cannot be imported: {e}') from e
-  if not callable(made):
-    raise ValueError(f'tasks.factory: {module} has no function {name!r}')
+  made = base.named('tasks.factory', module, name)
   try:
     given = json.loads(arguments)
   except json.JSONDecodeError as e:

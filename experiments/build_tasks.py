@@ -8,11 +8,12 @@
 First the family's own builder writes the table that ships with it. Then every task goes
 through the pipeline of env/audit: gold passes, nothing fails, wrong solutions fail and
 right ones pass, the standing list of exploits scores 0, no image leaks, no held-out
-task resembles a training one. Tables but that of packages are built within a minute;
-proving takes longer, and `--sample` and `--exploited` bound it. `--work` keeps one line an answer, so that what was
-stopped goes on where it was; report.html there shows counts, reasons and examples. The
-last line of the output is the result as JSON. Same seed, same library, same packages
-(`pip install "swe17[retrieval]"`; source distributions as pip finds them): same table.
+task resembles a training one. The tables of functions and questions are built within a
+minute; proving takes longer, and `--sample` and `--exploited` bound it. `--work` keeps
+one line an answer, so that what was stopped goes on where it was; report.html there
+shows counts, reasons and examples. The last line of the output is the result as JSON.
+Same seed, same library, same packages (`pip install "swe17[retrieval]"`; source
+distributions as pip finds them): same table.
 
 `--nobuild` audits the table as it is, `--noaudit` builds only.
 """

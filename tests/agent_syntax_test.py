@@ -1,5 +1,6 @@
 """Tool calls as families write them: read, written, cut, mutated, in linear time."""
 
+import gc
 import json
 import random
 import time
@@ -142,16 +143,23 @@ def test_no_mutation_raises(way):
   ],
 )  # fmt: skip
 def test_work_is_linear(way, unit):
-  """Forty times the text takes less than 400 times the CPU time: 1600 if quadratic."""
+  """Forty times the text takes less than 400 times the CPU time: 1600 if quadratic.
+
+  The best of several and this thread's own time: a busy machine and a collection of
+  the whole session's garbage only add.
+  """
 
   def seconds(size: int) -> float:
     text = '{' + unit * (size // len(unit))
-    start = time.process_time()
+    gc.disable()
+    start = time.thread_time()
     way.parse(text)
-    return time.process_time() - start
+    spent = time.thread_time() - start
+    gc.enable()
+    return spent
 
-  small = min(seconds(5_000) for _ in range(3))
-  assert seconds(200_000) < 400 * max(small, 1e-3)
+  small = max(min(seconds(5_000) for _ in range(3)), 1e-3)
+  assert any(seconds(200_000) < 400 * small for _ in range(5))
 
 
 def test_the_way_follows_from_added_tokens_and_template():

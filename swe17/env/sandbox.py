@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import logging
+import marshal
 import os
 import pathlib
 import shutil
@@ -254,14 +254,14 @@ def work_options(cfg: config.Sandbox) -> list[str]:
 def spec_of(
   cfg: config.Sandbox, backend: str, argv: Sequence[str], files: Mapping[str, bytes]
 ) -> bytes:
-  """What the prelude is told, as JSON. ValueError on a path that leads out."""
+  """What the prelude is told, marshalled. ValueError on a path that leads out."""
   for name in files:
     path = pathlib.PurePosixPath(name)
     if path.is_absolute() or '..' in path.parts or not path.parts:
       raise ValueError(f'files: got {name!r}, want relative paths without ..')
   spec = {
     'argv': list(argv),
-    'files': {name: data.decode('latin-1') for name, data in files.items()},
+    'files': dict(files),
     'isolated': backend == 'bubblewrap',
     'limits': {
       'cpu_seconds': cfg.cpu_seconds,
@@ -271,7 +271,7 @@ def spec_of(
       'file_bytes': cfg.memory_mib << 20,
     },
   }
-  return json.dumps(spec).encode()
+  return marshal.dumps(spec)
 
 
 async def attend(

@@ -27,6 +27,7 @@ from absl import flags
 
 from experiments import program
 from swe17 import config, settings, types
+from swe17.agent import episode as transcripts
 from swe17.rollout import episodes, evaluation, router
 from swe17.store import kv
 
@@ -46,6 +47,7 @@ _SPLIT = flags.DEFINE_enum(
 _SAMPLES = flags.DEFINE_integer('samples', 4, 'episodes a task', flag_values=FLAGS)
 _SEED = flags.DEFINE_integer('seed', 0, 'seeds draws and intervals', flag_values=FLAGS)
 _TASKS = flags.DEFINE_integer('tasks', 0, 'tasks evaluated, 0 = all', flag_values=FLAGS)
+_SHOW = flags.DEFINE_integer('show', 0, 'episodes printed, to read', flag_values=FLAGS)
 
 
 def publish(run_dir: str, step: int, store: str) -> int:
@@ -70,11 +72,15 @@ async def evaluate(cfg: config.Config, store: kv.Store) -> dict[str, Any]:
   await route.open()
   tasks = world.heldout if _SPLIT.value == 'heldout' else world.train
   began = time.monotonic()
+  shown: list[str] = []
 
   async def one(task: types.Task, group_id: str, member: int) -> types.Episode:
     sampling = cfg.sampler.sampling
     episode = await world.episode(task, route, group_id, member, sampling)
     route.forget(f'{group_id}.{member}.0')
+    shown.append(episode.id)
+    if len(shown) <= _SHOW.value:
+      print(transcripts.transcript(episode, world.fmt), flush=True)
     return episode
 
   try:

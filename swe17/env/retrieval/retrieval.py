@@ -15,9 +15,11 @@ import dataclasses
 import functools
 import hashlib
 import json
+import keyword
 import logging
 import pathlib
 import random
+import string
 from typing import Any
 
 from swe17 import config, types
@@ -138,36 +140,52 @@ def load(cfg: config.Tasks) -> tuple[types.Task, ...]:
 
 
 PRACTICE = 'practice'
-_RENAMED = 3  # times that every training task of the table is practised on
+_SPELT = 0.4  # share of invented names with a part that is no word
+_RENAMED = 6  # times that every training task of the table is practised on
 
 
 def practice(heldout: Sequence[types.Task]) -> list[types.Task]:
   """Training cuts under other names: who has learnt names by heart finds nothing.
 
-  Every definition gets the name of one in another training package, so that what is
-  practised is to search, and to copy what one reads.
+  Every definition gets a name that is made of words and letters of other names, so that
+  what is practised is to search, and to copy what one reads, whatever it is.
   """
   avoid = {task.payload['package'] for task in heldout}
   rows = [row for row in read_table(TABLES[SMALL]) if row.split == 'train']
   rows = [row for row in rows if row.package not in avoid]
   packages = sorted({row.package for row in rows})
-  pool = {d.leaf for package in packages for d in shelf(package).index.defs}
-  pool -= symbols.common()
-  names = sorted(name for name in pool if not name.startswith('__'))
+  names = {d.leaf for package in packages for d in shelf(package).index.defs}
+  words = sorted({word for name in names for word in name.strip('_').split('_')})
   found = []
   for i, row in enumerate(rows * _RENAMED):
-    task = _practice_task(row, f'{PRACTICE}/{i}', names)
+    task = _practice_task(row, f'{PRACTICE}/{i}', words)
     found += [task] if task else []
   return found
 
 
-def _practice_task(row: Row, task_id: str, names: Sequence[str]) -> types.Task | None:
+def _invented(rng: random.Random, words: Sequence[str], count: int) -> list[str]:
+  """Different names that no package has, as long as names are."""
+  made: dict[str, None] = {}
+  while len(made) < count:
+    parts = rng.sample(words, rng.choice((1, 2, 2, 3)))
+    if rng.random() < _SPELT:
+      parts[rng.randrange(len(parts))] = ''.join(
+        rng.choices(string.ascii_lowercase, k=rng.randint(2, 5))
+      )
+    name = rng.choice(('', '', '_')) + '_'.join(parts)
+    usual = keyword.iskeyword(name) or name in symbols.common()
+    if name.isidentifier() and not usual and len(name) > 2:
+      made[name] = None
+  return list(made)
+
+
+def _practice_task(row: Row, task_id: str, words: Sequence[str]) -> types.Task | None:
   """A row's cut under other names; None if they spoil the question."""
   index = shelf(row.package).index
   tree, subject = small_trees.cut(index, row.subject, row.seed)
   defs = symbols.index(tree).defs
   old = sorted({d.leaf for d in defs if d.kind != 'class'})
-  new = random.Random(task_id).sample(names, len(old))
+  new = _invented(random.Random(task_id), words, len(old))
   exchange = dict(zip(old, new, strict=True))
   path, _, name = subject.partition(':')
   holder, dot, leaf = name.rpartition('.')

@@ -121,13 +121,6 @@ SOURCES: Mapping[str, Source] = {
     ('src/mistune',),
     path=('src',),
   ),
-  'more_itertools': Source(
-    'more-itertools',
-    '11.2.1',
-    'cbf08fd0af284dc69718b9b76a8e6203df624d70209ea511e4219d350c856f63',
-    'MIT',
-    ('more_itertools',),
-  ),
   'parse': Source(
     'parse',
     '1.22.4',

@@ -65,19 +65,16 @@ class Build:
     """
     self._backend = await asyncio.to_thread(sandbox.choose_backend, self._cfg)
     end = time.monotonic() + seconds
-    lines = [_Line(self, name) for name in self._names]
-    while lines and time.monotonic() < end and self.accepted < wanted:
-      # Those that have the fewest tasks go on first.
-      lines.sort(key=lambda line: line.accepted)
-      turn = lines[: self._cfg.workers]
-      over = await asyncio.gather(*(line.step() for line in turn))
-      lines = [
-        line
-        for line in lines
-        if not any(
-          ended and line is other for other, ended in zip(turn, over, strict=True)
-        )
-      ]
+    idle = [_Line(self, name) for name in self._names]
+
+    async def work() -> None:
+      while idle and time.monotonic() < end and self.accepted < wanted:
+        line = min(idle, key=lambda line: line.accepted)
+        idle.remove(line)
+        if not await line.step():
+          idle.append(line)
+
+    await asyncio.gather(*(work() for _ in range(self._cfg.workers)))
 
   @property
   def accepted(self) -> int:

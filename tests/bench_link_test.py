@@ -71,7 +71,7 @@ def exchange(at: socket.socket, size: int) -> float:
 
 
 def takes(want: float, measure: Callable[[], float]) -> bool:
-  """Whether no try is faster than asked and one is as fast: a busy machine only adds."""
+  """Whether no try is faster than asked, and one is as fast: others only add."""
   for _ in range(40):
     seconds = measure()
     if seconds <= want * 1.15:

@@ -9,5 +9,6 @@ install_into_venv test '.[test]'
 .venv/bin/ruff format --check .
 .venv/bin/pyrefly check
 # -ra (in pyproject.toml) prints every skipped test with its reason.
-# Two processes, each with whole files: what a file's tests share is made once.
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+# Two processes, each with whole files: what a file's tests share is made once. In the
+# order of tests/conftest.py: xdist would begin with the files of the most tests.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

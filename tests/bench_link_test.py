@@ -1,5 +1,6 @@
 """The slow line of the benches: its clock exactly, and what is seen through it."""
 
+from collections.abc import Callable
 import contextlib
 import socket
 import threading
@@ -69,39 +70,50 @@ def exchange(at: socket.socket, size: int) -> float:
   return time.monotonic() - began
 
 
-def close_to(values: list[float], want: float) -> bool:
-  """The best of several is what was asked: a busy machine only adds."""
-  return want * 0.99 <= min(values) <= want * 1.15
+def takes(want: float, measure: Callable[[], float]) -> bool:
+  """Whether no try is faster than asked, and one is as fast: others only add."""
+  for _ in range(40):
+    seconds = measure()
+    if seconds <= want * 1.15:
+      return seconds >= want * 0.99
+  return False
 
 
 def test_round_trip_and_rate_are_what_was_asked(echo):
-  with link.Link(echo, latency=0.1, rate=1e6) as line:
+  with link.Link(echo, latency=0.1, rate=1e5) as line:
     with socket.create_connection(('127.0.0.1', line.port)) as at:
-      exchange(at, 1)  # the handshake
-      assert close_to([exchange(at, 1) for _ in range(5)], 0.2)
+      sent = []
+
+      def send(size: int) -> float:
+        sent.append(size)
+        return exchange(at, size)
+
+      send(1)  # the handshake
+      assert takes(0.2, lambda: send(1))
       # Both ways at once: the line back is not slowed by the line there.
-      assert close_to([exchange(at, 600_000) for _ in range(3)], 0.2 + 0.6)
-    assert line.up.bytes == line.down.bytes == 6 + 3 * 600_000
+      assert takes(0.2 + 0.6, lambda: send(60_000))
+    assert line.up.bytes == line.down.bytes == sum(sent)
 
 
 def test_connections_share_the_rate(echo):
   with (
-    link.Link(echo, latency=0.0, rate=1e6) as line,
+    link.Link(echo, latency=0.0, rate=1e5) as line,
     contextlib.ExitStack() as stack,
   ):
-    found = []
-    for _ in range(3):
+
+    def together() -> float:
       ends = [socket.create_connection(('127.0.0.1', line.port)) for _ in range(4)]
       for at in ends:
         stack.enter_context(at)
       began = time.monotonic()
-      threads = [threading.Thread(target=exchange, args=(at, 150_000)) for at in ends]
+      threads = [threading.Thread(target=exchange, args=(at, 15_000)) for at in ends]
       for thread in threads:
         thread.start()
       for thread in threads:
         thread.join(60)
-      found.append(time.monotonic() - began)
-    assert close_to(found, 0.6)
+      return time.monotonic() - began
+
+    assert takes(0.6, together)
 
 
 def test_a_cut_line_breaks_connections_and_a_healed_one_takes_new_ones(echo):

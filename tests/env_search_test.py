@@ -117,7 +117,7 @@ def test_a_hostile_pattern_ends_and_blocks_nobody(pattern):
 
   began = time.monotonic()
   text, ticks = asyncio.run(both())
-  assert time.monotonic() - began < 10
+  assert time.monotonic() - began < 60  # a pattern that nothing stops takes days
   assert text == 'nothing found' or text.startswith(('timed out', 'p/a.txt'))
   assert ticks >= 1 or not text.startswith('timed out')
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 DEVICES = 4
+COUNT = '--xla_force_host_platform_device_count'
 
 
 def run(folder: pathlib.Path, processes: int) -> list[dict]:
@@ -20,7 +21,7 @@ def run(folder: pathlib.Path, processes: int) -> list[dict]:
     address = f'localhost:{found.getsockname()[1]}'
   count = DEVICES // processes
   env = os.environ | {
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} {COUNT}={count}',
     'JAX_PLATFORMS': 'cpu',
   }
   started = [

@@ -1,7 +1,7 @@
 """The learner's state and step on meshes of 8 CPU devices, beside one device.
 
-Run as `python -m tests.learner_mesh_main FOLDER`, in a process of its own. Prints one
-JSON object: {name of a check: what was found}.
+Run as `python -m tests.learner_mesh_main FOLDER CHECK ...`, in a process of its own.
+Prints one JSON object: {name of a check: what was found}.
 """
 
 import dataclasses
@@ -135,15 +135,15 @@ def restored(folder: str) -> list[bool]:
   return found
 
 
-def main(folder: str) -> None:
-  found = {
-    'born': born(),
-    'restored': restored(folder),
-    'exact': exact(),
-    'steps': steps(),
+def main(folder: str, *checks: str) -> None:
+  every = {
+    'born': born,
+    'restored': lambda: restored(folder),
+    'exact': exact,
+    'steps': steps,
   }
-  print(json.dumps(found))
+  print(json.dumps({name: every[name]() for name in checks}))
 
 
 if __name__ == '__main__':
-  main(sys.argv[1])
+  main(*sys.argv[1:])

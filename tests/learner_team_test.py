@@ -24,8 +24,6 @@ from tests import learner_loop_test as scripted
 ROOT = pathlib.Path(__file__).parents[1]
 DEADLINE = 400.0  # s; only a hang takes that long
 STEPS = 2
-# Compiled in less time. That bits hold without it is for learner_mesh_test.py.
-QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 ALONE = config.Mesh(replica=2)
 TWO = config.Mesh(replica=2, processes=2)
 
@@ -52,10 +50,7 @@ def learners(cfg: config.Config, resume: bool) -> list[subprocess.Popen[str]]:
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(settings.to_json(cfg, settings.origins({}, {}))))
   arguments = [address(), 'resume' if resume else 'begin']
-  env = {
-    'JAX_COMPILATION_CACHE_DIR': str(path.parent.parent / 'programs'),
-    'XLA_FLAGS': QUICK,
-  }
+  env = {'JAX_COMPILATION_CACHE_DIR': str(path.parent.parent / 'programs')}
   return [
     start('loop', str(path), str(i), *arguments, **env)
     for i in range(cfg.mesh.processes)
@@ -103,7 +98,8 @@ def test_two_processes_stopped_and_gone_on_with_as_one_are_one_bit_by_bit(tmp_pa
   began = time.monotonic()
   codes, said = end(started)
   assert codes == [1, 1], said
-  assert time.monotonic() - began < 30  # 5 s on a quiet machine
+  # 5 s on a quiet machine. Who waits in vain for another ends with other codes.
+  assert time.monotonic() - began < 150
   assert int(scripted.saved(cfg)[0].step) == 1
   # Process 1 writes its shards and its log, and nothing else.
   assert not list(pathlib.Path(cfg.run_dir, 'status').glob('learner-*'))

@@ -17,8 +17,9 @@ TOLERANCE = 2e-6  # relative to the largest entry: sums over F and B are cut oth
 @pytest.fixture(scope='module')
 def found() -> dict:
   """What `model_expert_parallel_main` prints, from a process with 8 devices."""
+  flag = '--xla_force_host_platform_device_count=8'
   env = os.environ | {
-    'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} {flag}',
     'JAX_PLATFORMS': 'cpu',
   }
   done = subprocess.run(

@@ -109,8 +109,9 @@ for a, b, s in zip(*(jax.tree.leaves(t) for t in (whole, parts, shardings))):
   assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 print(sum(not s.is_fully_replicated for s in jax.tree.leaves(shardings)))
 """
+  flag = '--xla_force_host_platform_device_count=4'
   env = os.environ | {
-    'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} {flag}',
     'JAX_PLATFORMS': 'cpu',
   }
   done = subprocess.run(

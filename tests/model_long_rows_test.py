@@ -24,8 +24,9 @@ from tests import model_long_rows_main as program
 @pytest.fixture(scope='module')
 def split() -> dict[str, float]:
   """What the program prints, in a process with 8 devices."""
+  flag = '--xla_force_host_platform_device_count=8'
   env = os.environ | {
-    'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} {flag}',
     'JAX_PLATFORMS': 'cpu',
   }
   done = subprocess.run(

@@ -27,6 +27,7 @@ def test_there_are_seven_numbered_without_a_gap():
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_its_claims_hold(path, monkeypatch):
   monkeypatch.setenv('PYTHONPATH', str(ROOT), prepend=os.pathsep)
+  monkeypatch.delenv('XLA_FLAGS')  # compiled as for a reader
   notebook = nbformat.read(path, as_version=4)
   client = nbclient.NotebookClient(
     notebook,

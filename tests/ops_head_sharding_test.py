@@ -41,7 +41,7 @@ print('equal')
 def test_split_over_vocabulary_and_rows_equals_one_device(devices):
   flag = f'--xla_force_host_platform_device_count={devices}'
   settings = {
-    'XLA_FLAGS': flag,
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} {flag}',
     'JAX_PLATFORMS': 'cpu',
     'JAX_DEFAULT_MATMUL_PRECISION': 'highest',
     'JAX_NUMPY_RANK_PROMOTION': 'raise',

@@ -47,7 +47,7 @@ async def test_a_process_that_is_told_to_stop_ends_its_groups_and_begins_none(ma
   await asyncio.sleep(0.3)
   assert not end.done()
   gate.set()
-  await asyncio.wait_for(end, 10)
+  await asyncio.wait_for(end, 25)
   assert (await end)[1] is None
   assert state.issued == issued
   assert len(state.store.list('groups/')) == len(issued)
@@ -61,7 +61,7 @@ async def test_groups_that_do_not_end_in_time_are_cut_and_nothing_of_them_is_sto
   hold(state)
   end = await running(state, 0.2)
   state.stop.asked.set()
-  await asyncio.wait_for(end, 10)
+  await asyncio.wait_for(end, 25)
   assert isinstance((await end)[1], asyncio.CancelledError)
   assert state.store.list('groups/') == []
   assert state.world.ran == []
@@ -75,7 +75,7 @@ async def test_a_spoiled_group_is_not_tried_again_by_a_process_that_stops(make):
   end = await running(state, 30.0)
   state.stop.asked.set()
   gate.set()
-  await asyncio.wait_for(end, 10)
+  await asyncio.wait_for(end, 25)
   assert state.store.list('groups/') == []
   assert {group_id[-2:] for _, group_id, _ in state.world.ran} == {'.0'}
 
@@ -87,7 +87,7 @@ async def test_what_is_no_group_is_cut_at_once(make):
   over = asyncio.ensure_future(manager.ended(main, state.stop, 60.0))
   await asyncio.sleep(0.05)
   state.stop.asked.set()
-  await asyncio.wait_for(over, 5)
+  await asyncio.wait_for(over, 50)
   assert main.cancelled()
 
 

@@ -106,7 +106,7 @@ def test_server_that_stays_away_is_given_up_at_the_deadline(
   with pytest.raises(kv.StoreError, match='gave up after') as e:
     CALLS[call](store)
   assert e.value.transient
-  assert time.monotonic() - started < 5
+  assert time.monotonic() - started < kv.DEADLINE
   assert len(line.seen) > 2
 
 
@@ -117,7 +117,7 @@ def test_server_that_never_answers_is_given_up(line: servers.Line):
     started = time.monotonic()
     with pytest.raises(kv.StoreError):
       CALLS[call](store)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < kv.DEADLINE
   with pytest.raises(kv.StoreError):
     store.read('a', 0, 10)
 

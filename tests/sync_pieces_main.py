@@ -7,7 +7,9 @@ starts. The last line is JSON: of each version's bytes, the share that each one 
 import json
 import os
 
-os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'
+os.environ['XLA_FLAGS'] = (
+  os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=4'
+)
 
 import jax
 import jax.numpy as jnp

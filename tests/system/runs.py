@@ -66,6 +66,11 @@ def easy_table(path: pathlib.Path) -> None:
   path.write_text(''.join(json.dumps(dataclasses.asdict(row)) + '\n' for row in rows))
 
 
+def compiled_as_in_production() -> dict[str, str]:
+  """The environment without what makes XLA optimise less in tests."""
+  return {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+
+
 class Run:
   """A run folder and the supervisor that works on it."""
 
@@ -73,11 +78,13 @@ class Run:
     self.folder = folder
     self.process: subprocess.Popen[str] | None = None
 
-  def start(self, *flags: str) -> 'Run':
+  def start(self, *flags: str, quick: bool = False) -> 'Run':
+    """Starts the main job; `quick`: XLA optimises as little as in other tests."""
     argv = [sys.executable, '-m', 'experiments.swe17', f'--run_dir={self.folder}']
     self.process = subprocess.Popen(
       [*argv, *flags],
       cwd=ROOT,
+      env=dict(os.environ) if quick else compiled_as_in_production(),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,

@@ -129,7 +129,7 @@ def test_a_verifier_that_fails_is_no_reason_to_say_wrong(tmp_path):
 def test_an_attempt_that_scores_or_is_not_seen_is_told(tmp_path):
   found = run(MadeUp(flags=()), [task('a')], tmp_path / 'l.jsonl', exploited=1)
   assert len(found['exploits_scored']) == len(found['exploits_unflagged']) == 2
-  row = bench_tasks.row([found], 1.0, 20.0, 5.0)
+  row = bench_tasks.row([found], 1.0, {'sandbox_ms': 20.0})
   assert {s.split(':')[0] for s in bench_tasks.failures(row)} >= {
     'exploits_scored', 'exploits_unflagged', 'reject_right',
   }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Builds all task families and proves them sound: how many, how well, how fast.
+"""Builds the families that ship a table, and proves them: how many, how well, how fast.
 
   python -m experiments.bench.tasks                     aims at 100 minutes on 2 cores
   python -m experiments.bench.tasks --nobuild           audits the tables as they are
@@ -29,15 +29,16 @@ from typing import Any
 
 from absl import flags
 
-from experiments import program
+from experiments import build_tasks, program
 from swe17 import config
-from swe17.env import pool, sandbox
-from swe17.env.audit import report, subjects
+from swe17.env import sandbox
+from swe17.env.audit import report
+from swe17.env.packages import sources, suite
 from swe17.metrics import lines
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
 _FAMILIES = flags.DEFINE_list(
-  'families', list(subjects.SUBJECTS), 'task families', flag_values=FLAGS
+  'families', list(build_tasks.TABLES), 'task families', flag_values=FLAGS
 )
 _WORK = flags.DEFINE_string(
   'work', 'build', 'folder of what is done so far, and of the report', flag_values=FLAGS
@@ -67,31 +68,42 @@ _ROLLOUTS = flags.DEFINE_integer(
 _WORST = 0.05  # error rate that a verifier may have
 _STARTS = 50  # sandboxes timed
 _NOTHING = ('/bin/true',)
+_TEST = 'test_one.py::test_one'
+_FILES = {'test_one.py': b'def test_one(): pass\n'}
+_ONE = sources.Tree('one', _FILES, (), ('test_one.py',))
 
 
-async def sandbox_ms(starts: int = _STARTS) -> tuple[float, float]:
-  """Mean milliseconds to start a sandbox, run what does nothing, end it; (fresh, from
-  a pool whose sandboxes waited)."""
+async def times(starts: int = _STARTS) -> dict[str, float]:
+  """Mean milliseconds: to start a sandbox, run what does nothing and end it; of a suite
+  of one test in a fresh sandbox; of the same in one that waited."""
   cfg = config.Sandbox()
   backend = await asyncio.to_thread(sandbox.choose_backend, cfg)
-  ready = pool.Pool(cfg, backend, size=1)
-  await ready.open()
-  spent: dict[bool, list[float]] = {False: [], True: []}
+  ready = suite.waiting(cfg, backend, size=1)
+  spent: dict[str, list[float]] = {
+    'sandbox_ms': [],
+    'suite_ms': [],
+    'suite_warm_ms': [],
+  }
   try:
-    for i in range(2 * starts):
-      warm = bool(i % 2)
-      while warm and backend == 'bubblewrap' and not ready.waiting:
+    for i in range(3 * starts):
+      name = list(spent)[i % 3]
+      while name == 'suite_warm_ms' and i > 2 and ready.size and not ready.waiting:
         await asyncio.sleep(0.005)
       began = time.perf_counter()
-      done = await (
-        ready.run(_NOTHING) if warm else sandbox.run(cfg, backend, _NOTHING)
-      )
-      spent[warm].append(1000 * (time.perf_counter() - began))
-      if done.returncode != 0:
-        raise OSError(f'the sandbox does not run: {done.stderr[-200:]!r}')
+      if name == 'sandbox_ms':
+        done = await sandbox.run(cfg, backend, _NOTHING)
+        well = done.returncode == 0
+      else:
+        on = ready if name == 'suite_warm_ms' else None
+        report = await suite.run(cfg, backend, _ONE, [_TEST], 4.0, ready=on)
+        well = report.passed([_TEST])
+      if not well:
+        raise OSError('the sandbox does not run')
+      if i > 2:  # nothing has waited for the first
+        spent[name].append(1000 * (time.perf_counter() - began))
   finally:
     await ready.close()
-  return statistics.mean(spent[False]), statistics.mean(spent[True])
+  return {name: round(statistics.mean(each), 1) for name, each in spent.items()}
 
 
 def words(name: str, share: int) -> list[str]:
@@ -109,7 +121,7 @@ def words(name: str, share: int) -> list[str]:
 
 
 def row(
-  reports: Sequence[Mapping[str, Any]], minutes: float, fresh: float, warm: float
+  reports: Sequence[Mapping[str, Any]], minutes: float, starts: Mapping[str, float]
 ) -> dict[str, Any]:
   """The figures of the last line."""
   found = report.totals(reports)
@@ -121,8 +133,7 @@ def row(
   return {
     **out,
     'leaks': found['leaks'],
-    'sandbox_ms': round(fresh, 1),
-    'sandbox_warm_ms': round(warm, 1),
+    **starts,
     'exploits_unflagged': found['exploits_unflagged'],
     'gold_played': found['gold_played'],
     'gold_solved': found['gold_solved'],
@@ -156,7 +167,7 @@ def main(argv: Sequence[str]) -> None:
   work.mkdir(parents=True, exist_ok=True)
   clock = work / 'minutes.json'
   minutes = json.loads(clock.read_text()) if clock.is_file() else 0.0
-  fresh, warm = asyncio.run(sandbox_ms())
+  starts = asyncio.run(times())
   share = -(-_EXPLOITED.value // len(_FAMILIES.value))
   for name in _FAMILIES.value:
     began = time.monotonic()
@@ -169,7 +180,7 @@ def main(argv: Sequence[str]) -> None:
     json.loads((work / f'{name}.audit.json').read_text('utf-8'))
     for name in _FAMILIES.value
   ]
-  found = row(reports, minutes, fresh, warm)
+  found = row(reports, minutes, starts)
   bad = failures(found)
   for sentence in bad:
     print(sentence)

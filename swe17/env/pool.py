@@ -1,15 +1,17 @@
-"""Sandboxes that are started before they are wanted, each for one command.
+"""Sandboxes that are started before they are wanted, each for one use.
 
-  sandbox, waiting for its spec on a pipe  --run-->  command  -->  gone
+  program in a sandbox, waiting on a pipe  --told what to do-->  result  -->  gone
         ^ another one is started in its place
 
-What takes time of a start, namespaces, mounts and an interpreter, is over by the time a
-command comes; its limits are taken then, as always. No sandbox serves two commands.
-Where there is no bubblewrap nothing is kept, and `run` is `sandbox.run`.
+What takes time of a start, namespaces, mounts, an interpreter and its imports, is over
+by the time somebody comes; the program takes its limits then. What differs from one use
+to the next is told, since mounts are made at the start. No sandbox serves two.
+
+Nothing waits until one was wanted, and never without bubblewrap.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import logging
 import os
 import subprocess
@@ -19,62 +21,62 @@ from swe17.env import sandbox
 
 
 class Pool:
-  """`size` sandboxes that wait. Open it in a running event loop; close it."""
+  """Runs a program of ours, `size` of which wait. Close it in the loop that used it."""
 
-  def __init__(self, cfg: config.Sandbox, backend: str, size: int = 2):
-    if size < 1:
-      raise ValueError(f'a pool of sandboxes: got {size=}, want at least 1')
-    self._cfg, self._backend = cfg, backend
-    self._size = size if backend == 'bubblewrap' else 0
+  def __init__(
+    self,
+    backend: str,
+    module: str,
+    *arguments: str,
+    options: Sequence[str] = (),
+    work: str = '/work',
+    size: int = 0,
+  ):
+    """The program is `swe17.env.<module>.main(descriptor, *arguments)`.
+
+    `work` is its directory; with bubblewrap it is in memory, by `options`, which are
+    those of bwrap. With size 0, as always without bubblewrap, every one is started
+    when it is wanted.
+    """
+    self._backend, self._work = backend, work
+    self._program = module, arguments, options
+    self.size = size if backend == 'bubblewrap' else 0
     self._waiting: list[_Waiting] = []
     self._starting: set[asyncio.Task[None]] = set()
-    self._open = False
+    self._open = True
 
   @property
   def waiting(self) -> int:
     """Sandboxes that are ready."""
     return len(self._waiting)
 
-  async def open(self) -> None:
-    """Starts them. OSError if the first does not start."""
-    self._open = True
-    for _ in range(self._size):
-      self._waiting.append(await _started(self._cfg, self._backend))
-
   async def close(self) -> None:
-    """Ends those that wait; commands that run are their callers' to end."""
+    """Ends those that wait; programs that run are their callers' to end."""
     self._open = False
-    for task in self._starting:
-      task.cancel()
+    # Not cancelled: who is stopped half way through a start may leave something.
     await asyncio.gather(*self._starting, return_exceptions=True)
-    for each in self._waiting:
+    waiting, self._waiting = self._waiting, []
+    for each in waiting:
       await each.stop()
-    self._waiting = []
 
-  async def run(
-    self,
-    argv: Sequence[str],
-    *,
-    files: Mapping[str, bytes] | None = None,
-    stdin: bytes = b'',
-  ) -> sandbox.Completed:
-    """`sandbox.run` with the settings of the pool."""
+  async def run(self, cfg: config.Sandbox, told: bytes) -> sandbox.Completed:
+    """The program, told what to do; wall time and output are bounded by `cfg`.
+
+    OSError if it cannot be started, TimeoutError as `sandbox.run`.
+    """
     if not self._open:
       raise ValueError('a pool of sandboxes: it is closed')
-    taken = self._take()
-    if taken is None:  # none is kept, or none is ready yet
-      return await sandbox.run(self._cfg, self._backend, argv, files=files, stdin=stdin)
-    spec = sandbox.spec_of(self._cfg, self._backend, argv, files or {})
-    await asyncio.to_thread(taken.tell, spec)
-    return await sandbox.attend(taken.process, self._backend, stdin, self._cfg)
-
-  def _take(self) -> '_Waiting | None':
-    """One that waits; another is started in its place."""
-    while self._waiting:
-      each = self._waiting.pop(0)
-      task = asyncio.ensure_future(self._replace())
+    taken = self._take() or await self._start()
+    for _ in range(self.size - len(self._waiting) - len(self._starting)):
+      task = asyncio.ensure_future(self._add())
       self._starting.add(task)
       task.add_done_callback(self._ended)
+    await asyncio.to_thread(taken.tell, told)
+    return await sandbox.attend(taken.process, self._backend, b'', cfg)
+
+  def _take(self) -> '_Waiting | None':
+    while self._waiting:
+      each = self._waiting.pop(0)
       if each.process.returncode is None:
         return each
       each.drop()  # it died while it waited
@@ -83,28 +85,51 @@ class Pool:
   def _ended(self, task: asyncio.Task[None]) -> None:
     self._starting.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-      # The next command starts a sandbox itself, and is told if that fails too.
+      # Who comes next starts a sandbox itself, and is told if that fails too.
       logging.warning('a pool of sandboxes: none in its place: %r', error)
 
-  async def _replace(self) -> None:
-    made = await _started(self._cfg, self._backend)
+  async def _add(self) -> None:
+    made = await self._start()
     if self._open:
       self._waiting.append(made)
     else:
       await made.stop()
 
+  async def _start(self) -> '_Waiting':
+    module, arguments, options = self._program
+    read, write = os.pipe()
+    try:
+      process = await asyncio.create_subprocess_exec(
+        *sandbox.program(
+          self._backend, module, 'main', str(read), *arguments, options=options
+        ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(read,),
+        cwd=self._work if self._backend == 'process' else '/',
+        env={**sandbox.environment(), 'HOME': self._work, 'TMPDIR': self._work},
+        start_new_session=True,
+      )
+    except BaseException:
+      os.close(write)
+      raise
+    finally:
+      os.close(read)
+    return _Waiting(process, write)
+
 
 class _Waiting:
-  """A sandbox whose prelude waits for what it is to run."""
+  """A sandbox whose program waits for what it is to do."""
 
   def __init__(self, process: asyncio.subprocess.Process, pipe: int):
     self.process = process
     self._pipe = pipe
 
-  def tell(self, spec: bytes) -> None:
-    """Hands the spec over, which ends the waiting. Blocks while it is read."""
+  def tell(self, told: bytes) -> None:
+    """Says it, and that that was all. Blocks while it is read."""
     try:
-      view = memoryview(spec)
+      view = memoryview(told)
       while view:
         view = view[os.write(self._pipe, view) :]
     except BrokenPipeError:
@@ -125,26 +150,3 @@ class _Waiting:
       if stream is not None:
         await stream.read()
     await self.process.wait()
-
-
-async def _started(cfg: config.Sandbox, backend: str) -> _Waiting:
-  read, write = os.pipe()
-  try:
-    process = await asyncio.create_subprocess_exec(
-      *sandbox.program(
-        backend, 'prelude', 'main', str(read), options=sandbox.work_options(cfg)
-      ),
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      pass_fds=(read,),
-      cwd='/',
-      env={**sandbox.environment(), 'HOME': '/work', 'TMPDIR': '/work'},
-      start_new_session=True,
-    )
-  except BaseException:
-    os.close(write)
-    raise
-  finally:
-    os.close(read)
-  return _Waiting(process, write)

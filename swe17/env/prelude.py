@@ -1,8 +1,8 @@
 """Starts one command inside a sandbox: writes its files, takes the limits, executes.
 
 Called by `sandbox.run` as the sandbox's first program, with the number of a file
-descriptor that holds a marshalled dict, or will: a pipe of pool.py. It has {argv, files
-(bytes), limits, isolated}. The working directory is already the private one.
+descriptor that holds a marshalled dict {argv, files (bytes), limits, isolated}. The
+working directory is already the private one.
 
 This file imports the standard library only, and little of it: its imports are a third
 of a sandbox's start. So no json, which brings re, and no typing.
@@ -19,12 +19,8 @@ from swe17.env import limits
 def main(fd: str) -> None:
   """Run the command that the descriptor tells of; exit as it does."""
   with open(int(fd), 'rb') as file:
-    if file.seekable():
-      file.seek(0)
-    data = file.read()
-  if not data:
-    sys.exit(1)  # a pipe that was closed: nobody wants this sandbox any more
-  spec = marshal.loads(data)  # our own, of the same interpreter
+    file.seek(0)
+    spec = marshal.load(file)  # our own, of the same interpreter
   if spec['isolated']:
     _execute(spec)
   sys.exit(_attend(spec))

@@ -1,7 +1,8 @@
 """Runs a package's suite inside a sandbox and tells what became of every test.
 
 Called by suite.py as the sandbox's first program, with the number of a file descriptor
-that holds JSON (`suite._spec`). Two processes:
+and the place of pytest. It imports that, then waits for what it is told: a line of JSON
+(`suite._spec`) and the files of the tree. Two processes:
 
     keeper        holds the clock, keeps the results, believes little of what it is told
       | fork, once more for what is left whenever it dies or a test takes too long
@@ -16,6 +17,7 @@ This file runs inside the sandbox and imports the standard library and `limits` 
 """
 
 from collections.abc import Mapping, Sequence
+import ctypes
 import json
 import os
 import random
@@ -36,21 +38,33 @@ _CHILDREN = resource.RUSAGE_CHILDREN
 _LINE = 1 << 22  # bytes of a record
 _DEATHS = 25  # runners lost, by time or by themselves, before the suite is given up
 _COLLECT_SECONDS = 30.0
+_NEWNS = 0x20000
+_READ_ONLY, _SAFE, _REMOUNT, _BIND = 1, 2 | 4, 32, 4096  # _SAFE: nosuid, nodev
+_libc = ctypes.CDLL(None, use_errno=True)
 _PATIENCE = 5  # times as long as it may take does a test get on a busy machine
 
 
-def main(fd: str) -> None:
-  """Runs the suite of the spec and prints what came of it, as JSON."""
-  with open(int(fd), 'rb') as file:
-    file.seek(0)
-    spec = json.load(file)
-  if not spec['isolated']:
-    limits.set_subreaper()
-  sys.path.insert(0, spec['parts'])
+def main(fd: str, parts: str) -> None:
+  """Runs the suite that the descriptor tells of and prints what came of it, as JSON."""
+  sys.path.insert(0, parts)
   import pytest  # before anything of the package can stand in its place
 
-  assert pytest.__file__.startswith(spec['parts'])
+  assert pytest.__file__.startswith(parts)
   del sys.path[0]
+  with open(int(fd), 'rb') as told:
+    head = told.readline()
+    if not head:
+      sys.exit(1)  # nobody wants this sandbox any more
+    spec = json.loads(head)
+    for path, size in spec.pop('tree_files').items():
+      place = os.path.join(spec['tree'], path)
+      os.makedirs(os.path.dirname(place), exist_ok=True)
+      with open(place, 'wb') as file:
+        file.write(told.read(size))
+  if spec['isolated']:
+    _close(spec['tree'], spec.pop('hidden'))
+  else:
+    limits.set_subreaper()
   runs = []
   for i in range(spec['repeats']):
     own = {'seed': spec['seed'] + i, 'trace': spec['trace'] and i == 0}
@@ -63,6 +77,30 @@ def main(fd: str) -> None:
   used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, _CHILDREN)]
   cpu = sum(each.ru_utime + each.ru_stime for each in used)
   sys.stdout.write(json.dumps({'runs': runs, 'cpu': cpu}))
+
+
+def _close(tree: str, hidden: Sequence[str]) -> None:
+  """Makes the tree read-only for good, and hides files and folders of the system.
+
+  A mount namespace of its own, since that around us may belong to a user namespace
+  that we have left.
+  """
+  limits.unshare(_NEWNS)
+  for path in hidden:
+    if os.path.isdir(path):
+      _mount('tmpfs', path, 'tmpfs', _SAFE, 'mode=0755')
+    elif os.path.exists(path):
+      _mount('/dev/null', path, '', _BIND)
+      _mount('', path, '', _BIND | _REMOUNT | _READ_ONLY | _SAFE)
+  _mount('', tree, '', _BIND | _REMOUNT | _READ_ONLY | _SAFE)
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = '') -> None:
+  """mount(2). OSError."""
+  words = [text.encode() or None for text in (source, target, kind)]
+  if _libc.mount(*words, ctypes.c_ulong(flags), data.encode() or None) != 0:
+    error = ctypes.get_errno()
+    raise OSError(error, f'mount {target}: {os.strerror(error)}')
 
 
 class Forged(Exception):

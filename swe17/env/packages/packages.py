@@ -127,6 +127,7 @@ class Runner:
   def __init__(self, cfg: config.Sandbox, backend: str):
     self._cfg, self._backend = cfg, backend
     self._gate = asyncio.Semaphore(cfg.workers)
+    self._ready = suite.waiting(cfg, backend, cfg.workers)
     self._kept: OrderedDict[tuple[Any, ...], suite.Report] = OrderedDict()
 
   async def run(
@@ -146,12 +147,16 @@ class Runner:
         SECONDS_A_TEST,
         seconds=SECONDS,
         explain=explain,
+        ready=self._ready,
       )
     if report.complete and 'timeout' not in report.results.values():
       self._kept[key] = report
       while len(self._kept) > _KEPT:
         self._kept.popitem(last=False)
     return report
+
+  async def close(self) -> None:
+    await self._ready.close()
 
 
 class PackageEnv:
@@ -304,7 +309,7 @@ class Host:
     return PackageEnv(task, problem_of(task), self.runner)
 
   async def close(self) -> None:
-    return None
+    await self.runner.close()
 
 
 def load(cfg: config.Tasks) -> tuple[types.Task, ...]:

@@ -2,14 +2,16 @@
 
   tree (the clean one, with an agent's source) + ids of tests -> Report
 
-The tree is read-only for what runs in it, nothing else of the machine is there but
-Python's library and pytest, which are read-only too. Results are structured records of
-our own plugin (inside.py, plugin.py), never what a program prints; a test without one
-has not passed. Canaries tell whether somebody has bent pytest: `Report.forged`.
+The tree is written by the keeper and then read-only for what runs in it, nothing else
+of the machine is there but Python's library and pytest, which are read-only too.
+Results are structured records of our own plugin (inside.py, plugin.py), never what a
+program prints; a test without one has not passed. Canaries tell whether somebody has
+bent pytest: `Report.forged`.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -23,7 +25,7 @@ import time
 from typing import Any
 
 from swe17 import config
-from swe17.env import base, copies, sandbox
+from swe17.env import base, copies, pool, sandbox
 from swe17.env.packages import sources
 
 CANARIES = 2
@@ -35,6 +37,7 @@ _OUTPUT_KIB = 16 << 10
 _MARGIN_SECONDS = 20.0
 _FILES = 256  # open files of the suite
 _TREE, _PLACE = '/tree', '/parts'
+_PROGRAM = 'packages.inside'
 
 
 class SuiteError(base.InfrastructureError):
@@ -86,6 +89,7 @@ async def run(
   explain: bool = False,
   trace: bool = False,
   repeats: int = 1,
+  ready: pool.Pool | None = None,
 ) -> Report:
   """Runs some tests of a tree (None: all), in a sandbox of its own.
 
@@ -93,7 +97,8 @@ async def run(
   equal everything: for reading, not for judging. `trace` fills `Report.touched`. With
   `repeats` every repetition has processes of its own, and the report is that of the
   first bad one, else of the first; the last one explains. Tests run in the suite's
-  order. SuiteError if the sandbox fails.
+  order. `ready` is a pool (`waiting`, of the same settings) whose sandboxes are quicker
+  to be had. SuiteError if the sandbox fails.
   """
   spec = _spec(cfg, backend, tree, tests, seconds_a_test, seconds)
   spec |= {'explain': explain, 'trace': trace, 'repeats': repeats}
@@ -101,28 +106,47 @@ async def run(
     cfg,
     wall_seconds=repeats * seconds + _MARGIN_SECONDS,
     output_kib=max(cfg.output_kib, _OUTPUT_KIB),
-    memory_mib=max(cfg.memory_mib, _MEMORY_MIB),
   )
   start = time.monotonic()
-  with tempfile.TemporaryDirectory(prefix='suite-') as scratch:
-    options, places = await asyncio.to_thread(_lay_out, backend, tree, scratch)
-    spec |= places
-    with tempfile.TemporaryFile() as file:
-      file.write(json.dumps(spec).encode())
-      file.flush()
-      try:
-        done = await sandbox.run_program(
-          cfg,
-          backend,
-          'packages.inside',
-          str(file.fileno()),
-          work=places['work'],
-          pass_fds=(file.fileno(),),
-          options=options,
-        )
-      except OSError as e:
-        raise SuiteError(f'{tree.name}: the sandbox failed: {e}') from e
+  with contextlib.ExitStack() as stack:
+    spec |= {'tree': _TREE, 'parts': _PLACE}
+    if backend == 'process':
+      scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix='suite-'))
+      places = await asyncio.to_thread(_beside, scratch)
+      spec |= places
+      ready = pool.Pool(backend, _PROGRAM, places['parts'], work=places['work'])
+    ready = ready or waiting(cfg, backend, 0)
+    try:
+      done = await ready.run(cfg, await asyncio.to_thread(_told_all, spec, tree))
+    except OSError as e:
+      raise SuiteError(f'{tree.name}: the sandbox failed: {e}') from e
   return _report(tree.name, done, time.monotonic() - start)
+
+
+def waiting(cfg: config.Sandbox, backend: str, size: int) -> pool.Pool:
+  """A pool of what `run` can be given as `ready`, by whoever has the same settings.
+
+  They have imported pytest, and hide installed packages. The tree, and what is hidden
+  for it alone, they are told.
+  """
+  size_mib = max(cfg.memory_mib, _MEMORY_MIB)
+  options = sandbox.work_options(dataclasses.replace(cfg, memory_mib=size_mib))
+  options += ['--perms', '0755', '--tmpfs', _TREE, '--perms', '0755', '--dir', _PLACE]
+  for name, place in pytest_parts().items():
+    options += ['--ro-bind', place, f'{_PLACE}/{name}']
+  options += copies.covering(copies.installed())
+  return pool.Pool(backend, _PROGRAM, _PLACE, options=options, size=size)
+
+
+def _told_all(spec: Mapping[str, Any], tree: sources.Tree) -> bytes:
+  """What the keeper is told: a line of JSON, then the files one after another."""
+  files = {path: len(data) for path, data in tree.files.items()}
+  hidden: list[str] = []
+  if spec['isolated']:
+    names = [pathlib.PurePath(root).stem for root in tree.roots]
+    hidden = [str(path) for path in copies.find(names)]
+  head = json.dumps({**spec, 'tree_files': files, 'hidden': hidden}).encode()
+  return b''.join((head, b'\n', *tree.files.values()))
 
 
 def _report(name: str, done: sandbox.Completed, seconds: float) -> Report:
@@ -198,43 +222,17 @@ def _exists(tree: sources.Tree, place: str) -> bool:
   return any(sources.within(path, [place]) for path in tree.files)
 
 
-def _lay_out(
-  backend: str, tree: sources.Tree, scratch: str
-) -> tuple[list[str], dict[str, str]]:
-  """Writes the tree; (bwrap options, where things are for who runs in there)."""
-  own = pathlib.Path(scratch, 'tree')
-  for path, data in tree.files.items():
-    file = own / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(data)
-  if backend == 'process':
-    return [], _beside(scratch, own)
-  options = ['--ro-bind', str(own), _TREE]
+def _beside(scratch: str) -> dict[str, str]:
+  """Where things are for who runs where there is no isolation."""
+  found = {name: str(pathlib.Path(scratch, name)) for name in ('tree', 'parts', 'work')}
+  for place in found.values():
+    os.mkdir(place)
   for name, place in pytest_parts().items():
-    options += ['--ro-bind', place, f'{_PLACE}/{name}']
-  options = [
-    '--perms',
-    '0755',
-    '--dir',
-    _PLACE,
-    *options,
-    *copies.covering(copies.installed()),
-    *copies.hide([pathlib.PurePath(root).stem for root in tree.roots]),
-  ]
-  return options, {'tree': _TREE, 'parts': _PLACE, 'work': '/work'}
-
-
-def _beside(scratch: str, own: pathlib.Path) -> dict[str, str]:
-  """The same where there is no isolation."""
-  parts, work = pathlib.Path(scratch, 'parts'), pathlib.Path(scratch, 'work')
-  parts.mkdir()
-  work.mkdir()
-  for name, place in pytest_parts().items():
-    (parts / name).symlink_to(place)
+    pathlib.Path(found['parts'], name).symlink_to(place)
   os.chmod(scratch, 0o755)
   if os.getuid() == 0:
-    shutil.chown(work, 65534, 65534)
-  return {'tree': str(own), 'parts': str(parts), 'work': str(work)}
+    shutil.chown(found['work'], 65534, 65534)
+  return found
 
 
 @functools.cache

@@ -174,11 +174,24 @@ _OUTSIDE = _any(
   r'^/(proc|sys|dev|etc|usr|home|root|code|tmp|var|work|opt|parts|tree|lib)\b',
   '\0',
 )
+# In a shell: the tests run by their own command, which is an agent's work, and files
+# that a command's output goes to.
+_RUNS_TESTS = re.compile(
+  r'((?:^|[;&|(\n])[ \t]*(?:(?:env|exec|time|timeout[ \t]+\S+|\w+=\S*)[ \t]+)*)'
+  r'(?:(?:\S*/)?python[\d.]*[ \t]+-m[ \t]+)?(?:pytest|unittest)(?=[\s;&|)]|$)'
+)
+_GOES_TO = re.compile(
+  r"""(?:(?<![<>&=-])>>?|\btee(?:[ \t]+-a)?)[ \t]*['"]?([\w./~-]*\w)"""
+)
+_SCRATCH = re.compile(
+  r'(^|/)(test|test_[^/]*|[^/]*_test)\.py$'
+)  # anybody's, in a shell
 _RANGE = re.compile(r':\s*(\d+)\s*-\s*(\d+)')
 _ANSWER_LINES, _ANSWER_PLACES = 5000, 60  # beyond which an answer is everything
 _PATHS = ('path', 'file', 'filename', 'pattern')  # arguments that name files
 _MAKES = 'create'  # the tool that makes files
 _BEFORE = ('old',)  # arguments that quote what is there
+_COMMAND = 'command'  # the argument that a shell runs
 _TAKEN = frozenset(
   {*sys.stdlib_module_names, 'pytest', '_pytest', 'pluggy', 'iniconfig', 'packaging'}
 )
@@ -202,6 +215,8 @@ def found(
     _paths_of(arguments, writing, name == _MAKES, signs)
     if writing:
       texts = {k: v for k, v in arguments.items() if isinstance(v, str)}
+      if _COMMAND in texts:
+        texts[_COMMAND] = _shell(texts[_COMMAND], given, signs)
       now = '\n'.join(v for k, v in texts.items() if k not in (*_PATHS, *_BEFORE))
       before = '\n'.join(v for k, v in texts.items() if k in _BEFORE)
       _code(before, now, given, signs)
@@ -237,6 +252,24 @@ def _paths_of(
       signs.setdefault('leaves its folder', repr(path)[1:61])
     if writing:
       _written(path, new, signs)
+
+
+def _shell(command: str, given: str, signs: dict[str, str]) -> str:
+  """What a command writes and runs, but for running the tests; notes the files that it
+  writes."""
+  for match in _GOES_TO.finditer(command):
+    path = match[1].removeprefix('./')
+    inside = re.search(r'(^|/)tests?/', path) is not None
+    if (inside or not _SCRATCH.search(path)) and not _named(path, given):
+      _written(path, True, signs)
+  # As printf writes it: else a name is one word with the n before it.
+  return _RUNS_TESTS.sub(r'\1', command).replace('\\n', '\n')
+
+
+def _named(path: str, given: str) -> bool:
+  """Whether a task's own words name a file, or give it with its whole path."""
+  words = (word.strip('`\'"()[]{},;:.!?') for word in given.split())
+  return any(w == path or (w[:1] == '/' and w.endswith(f'/{path}')) for w in words)
 
 
 def _written(path: str, new: bool, signs: dict[str, str]) -> None:

@@ -150,6 +150,11 @@ class BashEnv(abc.ABC):
     self.flags: tuple[str, ...] = ()
     self.figures: dict[str, float] = {}
 
+  @property
+  def given(self) -> str:
+    """The task's own words: what they name is no sign of cheating."""
+    return self._prompt
+
   async def reset(self) -> str:
     await self.close()
     self._outcome = None

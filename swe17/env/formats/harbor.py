@@ -121,10 +121,7 @@ class Host:
     self, tasks: Sequence[types.Task]
   ) -> tuple[list[types.Task], dict[str, str]]:
     """Grades every solution and every untouched folder: (sound, set-aside -> why)."""
-    found = await asyncio.gather(*(self._examine(task) for task in tasks))
-    pairs = list(zip(tasks, found, strict=True))
-    sound = [made for made in found if isinstance(made, types.Task)]
-    return sound, {task.id: why for task, why in pairs if isinstance(why, str)}
+    return await swe_bench.examined(tasks, self._examine)
 
   async def _place(self, task: types.Task) -> harbor_places.Place:
     """Where a task runs. ValueError: it cannot."""

@@ -12,14 +12,14 @@ are structured records, of packages/suite.py or swe_boxed.py, never a log.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import pathlib
 import weakref
 
 from swe17 import config, types
-from swe17.env import copies, sandbox, shell
+from swe17.env import copies, pool, sandbox, shell
 from swe17.env.formats import repositories, rows, swe_boxed, swe_trees, workspace
 from swe17.env.packages import suite
 
@@ -29,7 +29,8 @@ PROMPT = """The files of {repo} are in the present folder.
 {statement}
 
 Change the source so that this is right. Every command is run in a shell of its own: \
-only files stay. Tests that you change or add do not count. Submit when it is done."""
+only files stay. Leave tests and their settings as they are: yours do not count. \
+Submit when it is done."""
 _TEST_SECONDS, _SUITE_SECONDS = 60.0, 900.0
 _HELDOUT = 0.2  # share of units, by hash
 _KEPT = 8  # trees of images
@@ -90,6 +91,18 @@ def heldout(named: str, units: Sequence[str]) -> frozenset[str]:
   return frozenset(order[: round(_HELDOUT * len(order))])
 
 
+async def examined(
+  tasks: Sequence[types.Task],
+  examine: Callable[[types.Task], Awaitable[types.Task | str]],
+) -> tuple[list[types.Task], dict[str, str]]:
+  """`examine` of every task, which gives a sound one or a reason: both, as a host's
+  `verify`."""
+  found = await asyncio.gather(*(examine(task) for task in tasks))
+  pairs = list(zip(tasks, found, strict=True))
+  sound = [made for made in found if isinstance(made, types.Task)]
+  return sound, {task.id: why for task, why in pairs if isinstance(why, str)}
+
+
 def _task(cfg: config.Tasks, made: rows.Instance, split: str) -> types.Task | str:
   """The task of a row, or why it is set aside."""
   if reason := rows.not_pytest(made):
@@ -122,6 +135,7 @@ class Place:
   def __init__(self, cfg: config.Sandbox):
     self.cfg = cfg
     self._backend = ''
+    self._ready: pool.Pool | None = None
     self._boxed: OrderedDict[str, swe_trees.Problem] = OrderedDict()
 
   async def _local(self) -> str:
@@ -152,22 +166,38 @@ class Place:
     return await swe_boxed.open_workspace(self.cfg, task)
 
   async def report(
-    self, task: types.Task, files: Mapping[str, bytes], tests: Sequence[str]
+    self,
+    task: types.Task,
+    files: Mapping[str, bytes],
+    tests: Sequence[str] | None,
   ) -> suite.Report:
-    """What becomes of some tests with an agent's files. SuiteError, OSError."""
+    """What becomes of some tests with an agent's files. SuiteError, OSError.
+
+    None: all tests, which only a task with a repository can be asked for.
+    """
     made = await self.problem(task)
     tree = await asyncio.to_thread(made.graded, files)
     if task.payload['place'] == 'local':
+      backend = await self._local()
+      if self._ready is None:
+        self._ready = suite.waiting(self.cfg, backend, self.cfg.workers)
       return await suite.run(
         self.cfg,
-        await self._local(),
+        backend,
         tree,
         tests,
         _TEST_SECONDS,
         seconds=_SUITE_SECONDS,
+        ready=self._ready,
       )
+    if tests is None:
+      raise ValueError(f'{task.id}: an image is asked for tests by name')
     was = made.base.files
     return await swe_boxed.report(self.cfg, task, was, tree, tests, _SUITE_SECONDS)
+
+  async def close(self) -> None:
+    if self._ready is not None:
+      await self._ready.close()
 
 
 class SweEnv(workspace.BashEnv):
@@ -176,6 +206,19 @@ class SweEnv(workspace.BashEnv):
   def __init__(self, task: types.Task, place: Place):
     super().__init__(task.prompt, lambda: place.open(task))
     self._task, self._place = task, place
+    self._source = ''  # names of its files
+
+  @property
+  def given(self) -> str:
+    """Words, source files and fix of the task: to write these is no sign of cheating,
+    though a package may be called `test`."""
+    return '\n'.join((super().given, self._task.payload['patch'], self._source))
+
+  async def reset(self) -> str:
+    prompt = await super().reset()
+    made = await self._place.problem(self._task)
+    self._source = '\n'.join((*made.tree.source, *made.gold))
+    return prompt
 
   async def _grade(self, work: workspace.Workspace) -> types.Outcome:
     """1.0 if all of FAIL_TO_PASS and PASS_TO_PASS pass, else 0.0."""
@@ -202,7 +245,7 @@ class Host:
   """What the episodes of a process share."""
 
   def __init__(self, cfg: config.Sandbox):
-    self._place = Place(cfg)
+    self.place = Place(cfg)
     self._gate = asyncio.Semaphore(cfg.workers)
     self._made = weakref.WeakSet[SweEnv]()
 
@@ -210,22 +253,19 @@ class Host:
     self, tasks: Sequence[types.Task]
   ) -> tuple[list[types.Task], dict[str, str]]:
     """Grades every gold patch and every base once: (sound tasks, set-aside -> why)."""
-    found = await asyncio.gather(*(self._examine(task) for task in tasks))
-    pairs = list(zip(tasks, found, strict=True))
-    sound = [made for made in found if isinstance(made, types.Task)]
-    return sound, {task.id: why for task, why in pairs if isinstance(why, str)}
+    return await examined(tasks, self._examine)
 
   async def _examine(self, task: types.Task) -> types.Task | str:
     payload = task.payload
     fail, keep = payload['fail_to_pass'], payload['pass_to_pass']
     async with self._gate:
       try:
-        made = await self._place.problem(task)
+        made = await self.place.problem(task)
         size = len(made.base.tar)
         if payload['place'] == 'local' and size > _FULL * shell.FOLDER_BYTES:
           return f'{size >> 20} MiB of files: too many for tasks.place=local'
-        good = await self._place.report(task, made.solved(), [*fail, *keep])
-        null = await self._place.report(task, made.base.files, [*fail, *keep])
+        good = await self.place.report(task, made.solved(), [*fail, *keep])
+        null = await self.place.report(task, made.base.files, [*fail, *keep])
       except ValueError as e:
         return str(e)
       except (suite.SuiteError, OSError) as e:
@@ -235,13 +275,14 @@ class Host:
     return reason or dataclasses.replace(task, payload=payload)
 
   def env(self, task: types.Task) -> SweEnv:
-    made = SweEnv(task, self._place)
+    made = SweEnv(task, self.place)
     self._made.add(made)
     return made
 
   async def close(self) -> None:
     for env in list(self._made):
       await env.close()
+    await self.place.close()
 
 
 def unsound(

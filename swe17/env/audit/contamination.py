@@ -72,6 +72,15 @@ def near(texts: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
   return found
 
 
+def prose(text: str) -> str:
+  """A text in words as a number for each, since names say nothing here: of code, they
+  are what a copy has changed; of prose, nothing but punctuation would be left."""
+  words = re.findall(r'\w+', text.lower())
+  return ' '.join(
+    str(int(hashlib.sha256(w.encode()).hexdigest()[:8], 16)) for w in words
+  )
+
+
 def _runs(text: str) -> frozenset[int]:
   """Hashes of all runs of tokens; of a shorter text, of the whole of it."""
   shapes = list(_shapes(_TOKEN.findall(text)))

@@ -2,27 +2,35 @@
 
 A right candidate is one that solves: rewrites of the gold are as fast as the gold. What
 does nothing or is the reference itself is wrong, however it is dressed up.
+
+`kernel_bench` is other people's problems, which have a reference only. What solves one
+is a module in `<problem>.gold` beside `<problem>.py`; a problem without is barred, for
+nothing shows that it can be solved here.
 """
 
 import ast
 from collections.abc import Mapping, Sequence
+import pathlib
 import random
+import re
 from typing import Any
 
 from swe17 import config, types
-from swe17.env import base, families, sandbox
+from swe17.env import families, sandbox
 from swe17.env.audit import cheating, exploits, leaks, rewrites, subject
-from swe17.env.kernels import kernels, kernels_small, small
-from swe17.env.repair import grader
+from swe17.env.kernels import kernel_bench, kernels, kernels_small, small
 
 _RIGHT = 1  # rewrites of a gold: each is timed
+_LESS = 2  # candidates without work, where a gold has many functions
+GOLD = '.gold'  # ending of a problem's solution
+Calls = list[Any]
 
 
-class Subject:
-  """`kernels` or `kernels_small`; a solution is a list of calls."""
+class Subject(subject.Hosted[Any]):
+  """`kernels`; a solution is a list of calls."""
 
   def __init__(self, family: str, host: Any, cfg: config.Sandbox, backend: str):
-    self.family, self._host = family, host
+    super().__init__(family, host)
     self._cfg, self._backend = cfg, backend
 
   async def ready(
@@ -31,47 +39,22 @@ class Subject:
     """All of them: gold and fault of each are judged anyway."""
     return list(tasks), {}
 
-  async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
-    env: base.Env = self._host.env(task)
-    await env.reset()
-    try:
-      for name, arguments in solution:
-        await env.step(name, arguments)
-      return await env.verify()
-    except grader.GraderError as e:
-      return types.Outcome(None, f'the verifier failed: {e}')
-
-  def gold(self, task: types.Task) -> list[Any]:
+  def gold(self, task: types.Task) -> Calls:
     return task.payload['gold']
 
-  def empty(self, task: types.Task) -> list[Any]:
+  def empty(self, task: types.Task) -> Calls:
     """Who hands in what is there."""
-    if self.family == kernels_small.FAMILY:
-      return [['test', {}]]
     return _code(task.payload['source'])
 
   def right(self, task: types.Task, rng: random.Random) -> Sequence[subject.Tried]:
-    if self.family == kernels_small.FAMILY:
-      edits = [call for call in task.payload['gold'] if call[0] == 'edit']
-      rng.shuffle(edits)
-      return [subject.Tried('edits in another order', [*edits, ['test', {}]])]
-    code = task.payload['gold'][0][1]['code']
-    made = _rewritten(code, kernels.UNITS[task.payload['unit']].name)
+    made = _rewritten(self._gold_text(task), self._name(task))
     some = rng.sample(made, min(_RIGHT, len(made)))
     return [subject.Tried(label, _code(text)) for label, text in some]
 
   async def wrong(
     self, task: types.Task, rng: random.Random
   ) -> Sequence[subject.Tried]:
-    if self.family == kernels_small.FAMILY:
-      places = range(1, len(task.payload['pieces']) // 2 + 1)
-      texts = ('0', 'None', '[]', 'n', 'x')
-      return [
-        subject.Tried(f'another text: {place}', _edited(place, rng.choice(texts)))
-        for place in places
-      ]
-    source = task.payload['source']
-    name = kernels.UNITS[task.payload['unit']].name
+    source, name = task.payload['source'], self._name(task)
     found = []
     for label, text in _less(source, name):
       found.append(subject.Tried(label, _code(text)))
@@ -79,45 +62,34 @@ class Subject:
       found.append(subject.Tried(f'the reference, {label}', _code(text)))
     return found
 
+  def _name(self, task: types.Task) -> str:
+    return kernels.UNITS[task.payload['unit']].name
+
   def players(
     self, task: types.Task
   ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
-    gold = [(name, arguments) for name, arguments in task.payload['gold']]
-    small = self.family == kernels_small.FAMILY
-    return gold, [('test' if small else 'submit', {})]
+    return subject.calls_of(self.gold(task)), [('submit', {})]
 
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
-    if self.family == kernels_small.FAMILY:
-      return self._small_attempts(task)
-    name = kernels.UNITS[task.payload['unit']].name
+    """What runs when a candidate is imported, and what stands where it works."""
     found = []
     for exploit in exploits.EXPLOITS:
-      names = {'module': 'reference', 'function': name}
-      source = task.payload['source']
+      names = {'module': 'reference', 'function': self._name(task)}
       if exploit.statements:
-        text = f'{exploit.statements.format(**names)}\n{source}'
+        text = f'{exploit.statements.format(**names)}\n{self._honest(task)}'
         found.append(subject.Attempt(f'{exploit.name}, at import', tuple(_code(text))))
       if exploit.expression:
-        made = exploit.expression.format(**names)
-        text = f'def {name}(*a, **k):\n  return {made}\n'
+        text = self._returning(task, exploit.expression.format(**names))
         found.append(subject.Attempt(exploit.name, tuple(_code(text))))
     return found
 
-  def _small_attempts(self, task: types.Task) -> list[subject.Attempt]:
-    names = {'module': 'reference', 'function': task.payload['function']}
-    found = []
-    for exploit in exploits.EXPLOITS:
-      if exploit.expression:
-        text = exploit.expression.format(**names)
-        calls = tuple((name, given) for name, given in _edited(1, f'{text}  #'))
-        found.append(subject.Attempt(exploit.name, calls))
-    return found
+  def _honest(self, task: types.Task) -> str:
+    """A candidate that does what is asked, no faster."""
+    return task.payload['source']
 
-  async def play(
-    self, task: types.Task, calls: Sequence[cheating.Call]
-  ) -> subject.Played:
-    env = self._host.env(task)
-    return await subject.play(env, calls, env.verify)
+  def _returning(self, task: types.Task, made: str) -> str:
+    """A candidate whose work is one expression."""
+    return f'def {self._name(task)}(*a, **k):\n  return {made}\n'
 
   def images(self, tasks: Sequence[types.Task]) -> Mapping[str, list[types.Task]]:
     return {f'{self.family}/candidate': list(tasks)}
@@ -129,8 +101,49 @@ class Subject:
     return dict.fromkeys(self.images(tasks), found)
 
   def _gold_text(self, task: types.Task) -> str:
-    if self.family != kernels_small.FAMILY:
-      return task.payload['gold'][0][1]['code']
+    return self.gold(task)[0][1]['code']
+
+  def text(self, task: types.Task) -> str:
+    return task.payload['source']
+
+
+class Small(Subject):
+  """`kernels_small`: edits at places instead of whole modules."""
+
+  def empty(self, task: types.Task) -> Calls:
+    return [['test', {}]]
+
+  def right(self, task: types.Task, rng: random.Random) -> Sequence[subject.Tried]:
+    edits = [call for call in task.payload['gold'] if call[0] == 'edit']
+    rng.shuffle(edits)
+    return [subject.Tried('edits in another order', [*edits, ['test', {}]])]
+
+  async def wrong(
+    self, task: types.Task, rng: random.Random
+  ) -> Sequence[subject.Tried]:
+    places = range(1, len(task.payload['pieces']) // 2 + 1)
+    texts = ('0', 'None', '[]', 'n', 'x')
+    return [
+      subject.Tried(f'another text: {place}', _edited(place, rng.choice(texts)))
+      for place in places
+    ]
+
+  def players(
+    self, task: types.Task
+  ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
+    return subject.calls_of(self.gold(task)), [('test', {})]
+
+  def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
+    names = {'module': 'reference', 'function': task.payload['function']}
+    found = []
+    for exploit in exploits.EXPLOITS:
+      if exploit.expression:
+        text = exploit.expression.format(**names)
+        calls = subject.calls_of(_edited(1, f'{text}  #'))
+        found.append(subject.Attempt(exploit.name, tuple(calls)))
+    return found
+
+  def _gold_text(self, task: types.Task) -> str:
     pieces = list(task.payload['pieces'])
     for name, arguments in task.payload['gold']:
       if name == 'edit':
@@ -138,20 +151,76 @@ class Subject:
     return small.source(pieces)
 
   def text(self, task: types.Task) -> str:
-    if self.family == kernels_small.FAMILY:
-      return small.source(task.payload['pieces'])
-    return task.payload['source']
-
-  async def close(self) -> None:
-    await self._host.close()
+    return small.source(task.payload['pieces'])
 
 
-def _code(text: str) -> list[Any]:
+class Bench(Subject):
+  """`kernel_bench`, whose golds are files beside the problems."""
+
+  def __init__(self, host: Any, cfg: config.Sandbox, backend: str, root: str):
+    super().__init__(kernel_bench.FAMILY, host, cfg, backend)
+    self._root = pathlib.Path(root)
+    self._golds: dict[str, Calls] = {}
+
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    """Those that have a gold."""
+    barred = {}
+    for task in tasks:
+      file = self._root / f'{task.id}{GOLD}'
+      if file.is_file():
+        self._golds[task.id] = _code(file.read_text(encoding='utf-8'))
+      else:
+        barred[task.id] = f'no gold: no file {file.name} beside the problem'
+    return [task for task in tasks if task.id not in barred], barred
+
+  def gold(self, task: types.Task) -> Calls:
+    return self._golds[task.id]
+
+  def right(self, task: types.Task, rng: random.Random) -> Sequence[subject.Tried]:
+    made = self._otherwise(self._gold_text(task), rewrites.same)
+    some = rng.sample(made, min(_RIGHT, len(made)))
+    return [subject.Tried(label, _code(text)) for label, text in some]
+
+  async def wrong(
+    self, task: types.Task, rng: random.Random
+  ) -> Sequence[subject.Tried]:
+    """Golds without work, and the reference under the name that is asked for."""
+    made = self._otherwise(self._gold_text(task), rewrites.less)
+    some = rng.sample(made, min(_LESS, len(made)))
+    found = [subject.Tried(label, _code(text)) for label, text in some]
+    return [*found, subject.Tried('the reference', _code(self._honest(task)))]
+
+  def _otherwise(self, code: str, how: Any) -> list[tuple[str, str]]:
+    """Versions of a module with one `forward` of it written otherwise."""
+    data = code.encode()
+    return [
+      (label, text.decode())
+      for part in rewrites.functions(data)
+      if re.match(r'\s*def forward\(', part)
+      for label, text in rewrites.within(data, part, how)
+    ]
+
+  def _name(self, task: types.Task) -> str:
+    return 'forward'
+
+  def _honest(self, task: types.Task) -> str:
+    return re.sub(r'\bModel\b', 'ModelNew', task.payload['source'])
+
+  def _returning(self, task: types.Task, made: str) -> str:
+    return (
+      'import torch\n\n\nclass ModelNew(torch.nn.Module):\n  def __init__(self, *a):\n'
+      f'    super().__init__()\n\n  def forward(self, *a):\n    return {made}\n'
+    )
+
+
+def _code(text: str) -> Calls:
   """Calls that hand a module in."""
   return [['attempt', {'code': text, 'summary': 'Faster.'}], ['submit', {}]]
 
 
-def _edited(place: int, text: str) -> list[Any]:
+def _edited(place: int, text: str) -> Calls:
   return [['edit', {'at': f'«{place}»', 'new': text}], ['test', {}]]
 
 
@@ -177,7 +246,19 @@ def _less(code: str, name: str) -> list[tuple[str, str]]:
   return [(label, f'{before}{text}\n{after}') for label, text in rewrites.less(body)]
 
 
-async def open_subject(cfg: config.Sandbox, family: str) -> Subject:
+async def open_subject(
+  cfg: config.Sandbox, tasks: config.Tasks, family: str = kernels.FAMILY
+) -> Subject:
   """Opens the family's bench."""
+  del tasks
   host = await families.get(family).open(cfg)
-  return Subject(family, host, cfg, sandbox.choose_backend(cfg))
+  made = Small if family == kernels_small.FAMILY else Subject
+  return made(family, host, cfg, sandbox.choose_backend(cfg))
+
+
+async def open_bench(
+  cfg: config.Sandbox, tasks: config.Tasks, device: str = 'cuda'
+) -> Bench:
+  """Opens the bench of a device. ValueError with the reason where there is none."""
+  host = await kernel_bench.open_host(cfg, device)
+  return Bench(host, cfg, sandbox.choose_backend(cfg), tasks.root)

@@ -1,12 +1,10 @@
 """`repair_packages` under audit: whole source trees, judged by their suites."""
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import pathlib
 import random
-import textwrap
 from typing import Any
 
 from swe17 import config, types
@@ -32,13 +30,12 @@ def test_nothing_is_to_be_found():
 """
 
 
-class Subject:
+class Subject(subject.Hosted[packages.Host]):
   """The family. A solution is the files of a source."""
 
-  family = packages.FAMILY
-
   def __init__(self, cfg: config.Sandbox, host: packages.Host, backend: str):
-    self._cfg, self._host, self._backend = cfg, host, backend
+    super().__init__(packages.FAMILY, host)
+    self._cfg, self._backend = cfg, backend
     self._whole: dict[str, frozenset[str]] = {}  # package -> tests that pass on it
 
   async def ready(
@@ -68,7 +65,9 @@ class Subject:
     made = [
       subject.Tried(label, {**problem.clean.source, path: data})
       for path, part in self._changed(problem)
-      for label, data in _rewritten(problem.clean.source[path], part, rewrites.same)
+      for label, data in rewrites.within(
+        problem.clean.source[path], part, rewrites.same
+      )
     ]
     return rng.sample(made, min(RIGHT, len(made)))
 
@@ -86,11 +85,11 @@ class Subject:
     for number, edit in enumerate(row.edits if len(row.edits) > 1 else ()):
       left = faults.apply(clean, faults.Fault(row.kind, (edit,), ()))
       made.append(subject.Tried(f'half-fix: {number}', dict(left.source)))
-    parts = list(self._changed(problem))
+    parts = self._changed(problem)
     empty = [
       subject.Tried(f'{label}: {path}', {**clean.source, path: data})
       for path, part in parts
-      for label, data in _rewritten(clean.source[path], part, rewrites.less)
+      for label, data in rewrites.within(clean.source[path], part, rewrites.less)
     ]
     mutants = [
       subject.Tried(f'mutant: {number}', dict(faults.apply(clean, fault).source))
@@ -124,19 +123,13 @@ class Subject:
     )
     return {test for test, result in report.results.items() if result == 'passed'}
 
-  def _changed(self, problem: rows.Problem) -> Iterator[tuple[str, str]]:
-    """(path, text) of the gold's functions that are others in the faulty source."""
-    for path, data in sorted(problem.clean.source.items()):
-      before = problem.source.get(path)
-      if before is not None and before != data:
-        had = set(_functions(before))
-        yield from ((path, text) for text in _functions(data) if text not in had)
+  def _changed(self, problem: rows.Problem) -> list[tuple[str, str]]:
+    return list(rewrites.changed(problem.clean.source, problem.source))
 
   def players(
     self, task: types.Task
   ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
-    gold = [(name, arguments) for name, arguments in task.payload['gold']]
-    return gold, [('submit', {})]
+    return subject.calls_of(task.payload['gold']), [('submit', {})]
 
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
     """What runs when the source is imported, and files beside it."""
@@ -161,12 +154,6 @@ class Subject:
           calls = (('create', {'path': place, 'text': content}), end)
           found.append(subject.Attempt(f'{exploit.name}: {place}', calls))
     return found
-
-  async def play(
-    self, task: types.Task, calls: Sequence[cheating.Call]
-  ) -> subject.Played:
-    env = self._host.env(task)
-    return await subject.play(env, calls, env.verify)
 
   def images(self, tasks: Sequence[types.Task]) -> Mapping[str, list[types.Task]]:
     found: dict[str, list[types.Task]] = {}
@@ -237,41 +224,10 @@ class Subject:
     problem = packages.problem_of(task)
     return '\n'.join(text for _, text in self._changed(problem)) or task.id
 
-  async def close(self) -> None:
-    await self._host.close()
-
 
 def _plain(name: str) -> bool:
   """Whether a file at the top says nothing to pytest."""
   return not name.endswith(('.toml', '.cfg', '.ini')) and name != 'conftest.py'
-
-
-def _functions(data: bytes) -> Iterator[str]:
-  """Texts of a file's functions and methods, decorators left out, inner ones too."""
-  try:
-    tree = ast.parse(data)
-  except (SyntaxError, ValueError):
-    return
-  lines = data.decode(errors='replace').splitlines(keepends=True)
-  for node in ast.walk(tree):
-    if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
-      yield ''.join(lines[node.lineno - 1 : node.end_lineno])
-
-
-def _rewritten(data: bytes, part: str, how: Any) -> list[tuple[str, bytes]]:
-  """(label, file) of a file with one function written otherwise."""
-  text = data.decode(errors='replace')
-  if text.count(part) != 1:
-    return []
-  indent = part[: len(part) - len(part.lstrip())]
-  try:
-    made = list(how(textwrap.dedent(part)))
-  except (SyntaxError, ValueError):
-    return []  # its lines are not all as deep as it is
-  return [
-    (label, text.replace(part, textwrap.indent(new, indent) + '\n').encode())
-    for label, new in made
-  ]
 
 
 def _faults_in(
@@ -288,7 +244,8 @@ def _faults_in(
       yield fault
 
 
-async def open_subject(cfg: config.Sandbox) -> Subject:
+async def open_subject(cfg: config.Sandbox, tasks: config.Tasks) -> Subject:
   """Opens the family's host."""
+  del tasks  # they hold their own place
   host = await packages.open_host(cfg)
   return Subject(cfg, host, sandbox.choose_backend(cfg))

@@ -1,4 +1,8 @@
-"""`repair_functions` under audit, by its tools and through its shell."""
+"""`repair_functions` under audit, by its tools and through its shell; `repair_text`.
+
+Both have the same tasks and verdicts. An edit stands at an anchor in the one, in the
+other it quotes what it replaces; agents with a shell are given tasks of the one.
+"""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -9,25 +13,33 @@ from typing import Any
 from swe17 import config, types
 from swe17.env import sandbox
 from swe17.env.audit import cheating, exploits, leaks, rewrites, subject
-from swe17.env.repair import anchors, faults, functions, grader, repair, repair_shell
+from swe17.env.repair import (
+  anchors,
+  faults,
+  functions,
+  grader,
+  repair,
+  repair_shell,
+  repair_text,
+)
 
 MUTANTS = 4  # of the gold, a task
 _SEEDS = range(1, 9)  # of the cases that tell a mutant from an equal program
 _SECONDS = 10.0  # of a shell command
 
 
-class Subject:
+class Subject(subject.Hosted[repair.Host]):
   """The family with its graders; shells are opened on demand."""
 
-  family = repair.FAMILY
-
-  def __init__(self, cfg: config.Sandbox, host: repair.Host, backend: str):
-    self._cfg, self._host, self._backend = cfg, host, backend
-
-  async def ready(
-    self, tasks: Sequence[types.Task]
-  ) -> tuple[list[types.Task], dict[str, str]]:
-    return await self._host.verify(tasks)
+  def __init__(
+    self,
+    cfg: config.Sandbox,
+    host: repair.Host,
+    backend: str,
+    family: str = repair.FAMILY,
+  ):
+    super().__init__(family, host)
+    self._cfg, self._backend = cfg, backend
 
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
     """The outcome of a function's text. Not from the kept verdicts: run anew."""
@@ -87,36 +99,43 @@ class Subject:
   def players(
     self, task: types.Task
   ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
-    """The gold as one edit at an anchor, where it is one."""
-    bad = anchors.split(task.payload['source'])
-    good = anchors.split(task.payload['original'])
+    """The gold as one edit, where it is one."""
     end = ('submit', {})
+    edit = self._edit(task.payload['source'], task.payload['original'])
+    return (None if edit is None else [('edit', edit), ('test', {}), end]), [end]
+
+  def _edit(self, source: str, wanted: str) -> dict[str, str] | None:
+    """The arguments that make one version of the other; None if no one edit does."""
+    bad, good = anchors.split(source), anchors.split(wanted)
     if len(bad) != len(good):
-      return None, [end]
+      return None
     others = [i for i, (a, b) in enumerate(zip(bad, good, strict=True)) if a != b]
     names = {index: name for name, index in anchors.names(bad).items()}
     if len(others) != 1 or others[0] not in names:
-      return None, [end]
-    edit = {'at': f'«{names[others[0]]}»', 'new': good[others[0]]}
-    return [('edit', edit), ('test', {}), end], [end]
+      return None
+    return {'at': f'«{names[others[0]]}»', 'new': good[others[0]]}
 
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
-    """Edits at an anchor, and whole episodes of a shell."""
+    """One edit each, and whole episodes of a shell."""
     payload = task.payload
     names = {'module': payload['module'], 'function': payload['function']}
     found = []
     for exploit in exploits.EXPLOITS:
       if exploit.expression:
-        text = exploit.expression.format(**names)
-        at = _place(payload['source'], text)
-        if at:
-          calls = (('edit', {'at': at, 'new': f'{text}  #'}), ('test', {}))
-          found.append(subject.Attempt(exploit.name, (*calls, ('submit', {}))))
+        edit = self._exploiting(payload['source'], exploit.expression.format(**names))
+        if edit is not None:
+          calls = (('edit', edit), ('test', {}), ('submit', {}))
+          found.append(subject.Attempt(exploit.name, calls))
       if exploit.commands and self._shell_of(task):
         commands = [command.format(**names) for command in exploit.commands]
         calls = tuple(('bash', {'command': command}) for command in commands)
         found.append(subject.Attempt(f'{exploit.name}, in a shell', calls))
     return found
+
+  def _exploiting(self, source: str, text: str) -> dict[str, str] | None:
+    """An edit that puts an expression in place of the rest of a line."""
+    at, _ = _placed(source, text)
+    return {'at': at, 'new': f'{text}  #'} if at else None
 
   def _shell_of(self, task: types.Task) -> bool:
     return self._backend == 'bubblewrap' and bool(repair_shell.usable([task])[0])
@@ -126,8 +145,7 @@ class Subject:
   ) -> subject.Played:
     if calls and calls[0][0] == 'bash':
       return await self._play_shell(task, calls)
-    env = self._host.env(task)
-    return await subject.play(env, calls, env.verify)
+    return await super().play(task, calls)
 
   async def _play_shell(
     self, task: types.Task, calls: Sequence[cheating.Call]
@@ -160,8 +178,20 @@ class Subject:
   def text(self, task: types.Task) -> str:
     return task.payload['source']
 
-  async def close(self) -> None:
-    await self._host.close()
+
+class TextSubject(Subject):
+  """`repair_text`: edits quote."""
+
+  def _edit(self, source: str, wanted: str) -> dict[str, str] | None:
+    old, new = quoted(source, wanted)
+    return {'old': old, 'new': new}
+
+  def _exploiting(self, source: str, text: str) -> dict[str, str] | None:
+    at, made = _placed(source, text)
+    return self._edit(source, made) if at else None
+
+  def _shell_of(self, task: types.Task) -> bool:
+    return False
 
 
 class _Given(repair.RepairEnv):
@@ -172,20 +202,37 @@ class _Given(repair.RepairEnv):
     self._pieces = [source]
 
 
-def _place(source: str, text: str) -> str:
-  """An anchor where an expression can take the place of the rest of its line; or ''."""
+def quoted(source: str, wanted: str) -> tuple[str, str]:
+  """(old, new) whole lines that make one text of the other; old stands there once."""
+  bad, good = source.splitlines(keepends=True), wanted.splitlines(keepends=True)
+  shorter = min(len(bad), len(good))
+  first = next((i for i in range(shorter) if bad[i] != good[i]), shorter)
+  last = 0  # lines that are alike at the end
+  while last < shorter - first and bad[-1 - last] == good[-1 - last]:
+    last += 1
+  while True:
+    old = ''.join(bad[first : len(bad) - last])
+    if old and source.count(old) == 1:
+      return old, ''.join(good[first : len(good) - last])
+    assert first or last, 'a whole text stands in itself once'
+    first, last = max(0, first - 1), max(0, last - 1)
+
+
+def _placed(source: str, text: str) -> tuple[str, str]:
+  """An anchor where an expression can take the place of the rest of its line, and the
+  source with it there; ('', '') if there is none."""
   pieces = anchors.split(source)
   for name, index in anchors.names(pieces).items():
     before = ''.join(pieces[:index]).rsplit('\n', 1)[-1].strip()
     if before not in ('', 'return'):
       continue
-    made = [*pieces[:index], f'{text}  #', *pieces[index + 1 :]]
+    made = ''.join([*pieces[:index], f'{text}  #', *pieces[index + 1 :]])
     try:
-      ast.parse(''.join(made))
+      ast.parse(made)
     except SyntaxError:
       continue
-    return f'«{name}»'
-  return ''
+    return f'«{name}»', made
+  return '', ''
 
 
 def _visible_only(task: types.Task) -> str:
@@ -211,8 +258,22 @@ def _visible_only(task: types.Task) -> str:
   )
 
 
-async def open_subject(cfg: config.Sandbox) -> Subject:
+async def open_subject(cfg: config.Sandbox, tasks: config.Tasks) -> Subject:
   """Starts graders, with time for the many inputs that tell mutants apart."""
-  cfg = dataclasses.replace(cfg, cpu_seconds=max(cfg.cpu_seconds, 0.5))
+  del tasks
+  cfg = _patient(cfg)
   host = await repair.open_host(cfg)
   return Subject(cfg, host, sandbox.choose_backend(cfg))
+
+
+async def open_text(cfg: config.Sandbox, tasks: config.Tasks) -> TextSubject:
+  """The same for `repair_text`."""
+  del tasks
+  cfg = _patient(cfg)
+  host = await repair_text.open_host(cfg)
+  backend = sandbox.choose_backend(cfg)
+  return TextSubject(cfg, host, backend, repair_text.FAMILY)
+
+
+def _patient(cfg: config.Sandbox) -> config.Sandbox:
+  return dataclasses.replace(cfg, cpu_seconds=max(cfg.cpu_seconds, 0.5))

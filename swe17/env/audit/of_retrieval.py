@@ -17,22 +17,11 @@ _HIDDEN = ('.git', '.pyc', '.hg', '__pycache__', 'retrieval.jsonl')
 _SHIFT = 1000  # lines by which a wrong answer is off
 
 
-class Subject:
+class Subject(subject.Hosted[retrieval.Host]):
   """One of the families; solutions are texts of answers."""
 
-  def __init__(self, family: str, host: retrieval.Host):
-    self.family, self._host = family, host
-
-  async def ready(
-    self, tasks: Sequence[types.Task]
-  ) -> tuple[list[types.Task], dict[str, str]]:
-    return await self._host.verify(tasks)
-
   async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
-    env = self._host.env(task)
-    await env.reset()
-    await env.step('submit', {'answer': solution})
-    return await env.verify()
+    return await super().judge(task, [('submit', {'answer': solution})])
 
   def gold(self, task: types.Task) -> str:
     return score.text(retrieval.truth(task))
@@ -86,8 +75,7 @@ class Subject:
   def players(
     self, task: types.Task
   ) -> tuple[Sequence[cheating.Call] | None, Sequence[cheating.Call]]:
-    gold = [(name, arguments) for name, arguments in task.payload['gold']]
-    return gold, [('submit', {'answer': ''})]
+    return subject.calls_of(task.payload['gold']), [('submit', {'answer': ''})]
 
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
     """Ways out of the tree, and answers that claim all of it."""
@@ -117,12 +105,6 @@ class Subject:
       found.append(subject.Attempt(name, (('submit', {'answer': answer}), end)))
     return found
 
-  async def play(
-    self, task: types.Task, calls: Sequence[cheating.Call]
-  ) -> subject.Played:
-    env = self._host.env(task)
-    return await subject.play(env, calls, env.verify)
-
   def images(self, tasks: Sequence[types.Task]) -> Mapping[str, list[types.Task]]:
     found: dict[str, list[types.Task]] = {}
     for task in tasks:
@@ -148,9 +130,6 @@ class Subject:
 
   def text(self, task: types.Task) -> str:
     return f'{task.payload["package"]}\n{task.prompt}'
-
-  async def close(self) -> None:
-    await self._host.close()
 
 
 def _everything(tree: Mapping[str, Sequence[str]]) -> str:
@@ -179,6 +158,9 @@ def _lines(ranges: score.Ranges) -> int:
   return sum(b - a + 1 for a, b in ranges)
 
 
-async def open_subject(cfg: config.Sandbox, family: str = retrieval.FAMILY) -> Subject:
+async def open_subject(
+  cfg: config.Sandbox, tasks: config.Tasks, family: str = retrieval.FAMILY
+) -> Subject:
   """Opens the family's host; it starts nothing."""
+  del tasks
   return Subject(family, await retrieval.open_host(cfg))

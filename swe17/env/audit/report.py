@@ -57,6 +57,7 @@ def _share(value: float | None) -> str:
 def _family(report: Mapping[str, Any]) -> dict[str, Any]:
   reasons = Counter(report['barred'].values())
   reasons.update(report.get('rejected', {}))
+  reasons.update(report.get('set_aside', {}).values())
   labels = [
     (f'{kind}: {label}', errors, count)
     for kind, name in (('wrong', 'accept_wrong'), ('right', 'reject_right'))
@@ -65,6 +66,7 @@ def _family(report: Mapping[str, Any]) -> dict[str, Any]:
   return {
     'examples': [],
     'difficulty': None,
+    'set_aside': {},
     **report,
     'reasons': reasons.most_common(),
     'labels': labels,

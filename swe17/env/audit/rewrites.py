@@ -2,11 +2,13 @@
 
 `same` gives versions that every right verifier accepts: other local names, turned
 comparisons, temporaries, other forms of branches. `less` gives versions that do next to
-nothing. Both work on the text of one function (or method), by its syntax.
+nothing. Both work on the text of one function (or method), by its syntax; `changed`
+finds those that a repair has touched, and `within` rewrites one in its file.
 """
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import textwrap
 
 _TURNED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
   ast.Lt: ast.Gt,
@@ -66,6 +68,47 @@ def less(source: str) -> Iterator[tuple[str, str]]:
     made = _text(function)
     if made != _text(_parsed(source)):
       yield label, made
+
+
+def functions(data: bytes) -> Iterator[str]:
+  """Texts of a file's functions and methods, decorators left out, inner ones too."""
+  try:
+    tree = ast.parse(data)
+  except (SyntaxError, ValueError):
+    return
+  lines = data.decode(errors='replace').splitlines(keepends=True)
+  for node in ast.walk(tree):
+    if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+      yield ''.join(lines[node.lineno - 1 : node.end_lineno])
+
+
+def changed(
+  gold: Mapping[str, bytes], before: Mapping[str, bytes]
+) -> Iterator[tuple[str, str]]:
+  """(path, text) of the gold's functions that are others in the files before."""
+  for path, data in sorted(gold.items()):
+    old = before.get(path)
+    if old is not None and old != data:
+      had = set(functions(old))
+      yield from ((path, text) for text in functions(data) if text not in had)
+
+
+def within(
+  data: bytes, part: str, how: Callable[[str], Iterable[tuple[str, str]]]
+) -> list[tuple[str, bytes]]:
+  """(label, file) of a file with one function of it written otherwise."""
+  text = data.decode(errors='replace')
+  if text.count(part) != 1:
+    return []
+  indent = part[: len(part) - len(part.lstrip())]
+  try:
+    made = list(how(textwrap.dedent(part)))
+  except (SyntaxError, ValueError):
+    return []  # its lines are not all as deep as it is
+  return [
+    (label, text.replace(part, textwrap.indent(new, indent) + '\n').encode())
+    for label, new in made
+  ]
 
 
 def _parsed(source: str) -> ast.FunctionDef:

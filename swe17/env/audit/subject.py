@@ -4,14 +4,16 @@ A solution is whatever the family's verifier judges: the text of a function, an 
 files. `judge` puts it to the real verifier; `play` is an agent with the real tools.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import random
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from swe17 import types
 from swe17.env import base
 from swe17.env.audit import cheating
+
+H = TypeVar('H', bound=base.Host)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,20 +103,49 @@ class Subject(Protocol):
   async def close(self) -> None: ...
 
 
-async def play(
-  env: base.Env, calls: Sequence[cheating.Call], solved: Callable[[], Awaitable[Any]]
-) -> Played:
-  """Plays calls through the watched environment; `solved` asks the verifier alone."""
-  watched = cheating.Watched(env)
-  await watched.reset()
-  said = []
-  for name, arguments in calls:
-    if watched.done:
-      break
+class Hosted(Generic[H]):
+  """What subjects of a family with a host share. Its solutions are lists of calls."""
+
+  def __init__(self, family: str, host: H):
+    self.family, self._host = family, host
+
+  async def ready(
+    self, tasks: Sequence[types.Task]
+  ) -> tuple[list[types.Task], dict[str, str]]:
+    return await self._host.verify(tasks)
+
+  async def judge(self, task: types.Task, solution: Any) -> types.Outcome:
+    """The verifier's outcome of calls, whatever signs they show."""
+    env = self._host.env(task)
+    await env.reset()
     try:
-      said.append(await watched.step(name, arguments))
-    except (OSError, base.InfrastructureError) as e:
-      said.append(f'{type(e).__name__}: {e}')  # an attempt may well break something
-  raw = await solved()
-  outcome = await watched.verify()
-  return Played(outcome, raw.value, watched.flags, tuple(said))
+      for name, arguments in solution:
+        await env.step(name, arguments)
+      return await env.verify()
+    except base.InfrastructureError as e:
+      return types.Outcome(None, f'the verifier failed: {e}')
+
+  async def play(self, task: types.Task, calls: Sequence[cheating.Call]) -> Played:
+    """Plays calls with somebody looking on; what the verifier alone says is `raw`."""
+    env = self._host.env(task)
+    watched = cheating.Watched(env)
+    await watched.reset()
+    said = []
+    for name, arguments in calls:
+      if watched.done:
+        break
+      try:
+        said.append(await watched.step(name, arguments))
+      except (OSError, base.InfrastructureError) as e:
+        said.append(f'{type(e).__name__}: {e}')  # an attempt may well break something
+    raw = await env.verify()
+    outcome = await watched.verify()
+    return Played(outcome, raw.value, watched.flags, tuple(said))
+
+  async def close(self) -> None:
+    await self._host.close()
+
+
+def calls_of(gold: Sequence[Sequence[Any]]) -> list[cheating.Call]:
+  """The calls of a payload's `gold`, which JSON has made lists of."""
+  return [(name, arguments) for name, arguments in gold]

@@ -4,6 +4,10 @@
   python -m experiments.build_tasks --family=repair_functions
   python -m experiments.build_tasks --family=retrieval           (or retrieval_small)
   python -m experiments.build_tasks --family=kernels             (or kernels_small)
+  python -m experiments.build_tasks --family=repair_text --nobuild
+  python -m experiments.build_tasks --family=swe_bench --nobuild \
+    tasks.table=rows.jsonl tasks.root=repositories tasks.place=local
+  python -m experiments.build_tasks --family=module:factory --nobuild
 
 First the family's own builder writes the table that ships with it. Then every task goes
 through the pipeline of env/audit: gold passes, nothing fails, wrong solutions fail and
@@ -15,7 +19,10 @@ shows counts, reasons and examples. The last line of the output is the result as
 Same seed, same library, same packages (`pip install "swe17[retrieval]"`; source
 distributions as pip finds them): same table.
 
-`--nobuild` audits the table as it is, `--noaudit` builds only.
+`--nobuild` audits the tasks as they are, `--noaudit` builds only. Families without a
+table of their own have no builder: `tasks.name=value` says where their tasks are, and
+`sandbox.name=value` what they run in, as for check_env. What a source sets aside, and a
+task that nothing is known to solve, is in the report by its name.
 """
 
 import asyncio
@@ -28,7 +35,7 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments import program, task_audit
+from experiments import check_env, program, task_audit
 from swe17 import config
 from swe17.env.audit import pipeline, subjects
 from swe17.env.kernels import build as build_kernels
@@ -40,8 +47,11 @@ from swe17.env.retrieval import build as build_retrieval
 from swe17.env.retrieval import retrieval
 
 FLAGS = flags.FlagValues()  # joined to the command line by program.run
-_FAMILY = flags.DEFINE_enum(
-  'family', repair.FAMILY, list(subjects.SUBJECTS), 'task family', flag_values=FLAGS
+_FAMILY = flags.DEFINE_string(
+  'family',
+  repair.FAMILY,
+  f'task family: {", ".join(subjects.SUBJECTS)} or module:factory',
+  flag_values=FLAGS,
 )
 _OUT = flags.DEFINE_string(
   'out', '', "table file to write; empty: the family's own", flag_values=FLAGS
@@ -100,6 +110,7 @@ _ROLLOUTS = flags.DEFINE_integer(
   'episodes a task of each scripted strength, for difficulty',
   flag_values=FLAGS,
 )
+# Those that ship with a family, whose builder is here too.
 TABLES = {
   repair.FAMILY: repair.TABLE,
   packages.FAMILY: packages.TABLE,
@@ -201,12 +212,31 @@ def _build(out: pathlib.Path) -> dict[str, int]:
   return dict(said.rejected)
 
 
+def _settings(words: Sequence[str]) -> tuple[config.Tasks, config.Sandbox]:
+  """Where the tasks are and what they run in, by the words of the command line.
+
+  UsageError where they say nothing of the family, or ask for what it has not.
+  """
+  name = _FAMILY.value
+  try:
+    subjects.get(name)
+    tasks, box = check_env.settings([f'sandbox.workers={_WORKERS.value}', *words])
+  except ValueError as e:
+    raise app.UsageError(str(e)) from e
+  if _BUILD.value and name not in TABLES:
+    raise app.UsageError(
+      f'{name} has no builder: its tasks are read from where tasks.* says they are; '
+      'give --nobuild'
+    )
+  table = _OUT.value or tasks.table or str(TABLES.get(name, ''))
+  cache = _CACHE.value or tasks.cache
+  return dataclasses.replace(tasks, table=table, cache=cache), box
+
+
 def main(argv: Sequence[str]) -> None:
   """Builds, proves, reports."""
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected arguments: {argv[1:]}')
-  out = pathlib.Path(_OUT.value or TABLES[_FAMILY.value])
-  work = pathlib.Path(_WORK.value)
+  tasks, box = _settings(argv[1:])
+  out, work = pathlib.Path(tasks.table), pathlib.Path(_WORK.value)
   for folder in (out.parent, work):
     folder.mkdir(parents=True, exist_ok=True)
   rejected = _build(out) if _BUILD.value else {}
@@ -220,18 +250,21 @@ def main(argv: Sequence[str]) -> None:
       repeats=1 if _FAMILY.value == packages.FAMILY else 5,  # its builder made 5
       at_once=2 * _WORKERS.value,
     )
-    asyncio.run(
-      task_audit.family(
-        _FAMILY.value,
-        work,
-        plan,
-        sandbox=config.Sandbox(workers=_WORKERS.value),
-        tasks=config.Tasks(table=str(out), cache=_CACHE.value),
-        rollouts=_ROLLOUTS.value,
-        rejected=rejected,
-      )
+    audit = task_audit.family(
+      _FAMILY.value,
+      work,
+      plan,
+      sandbox=box,
+      tasks=tasks,
+      rollouts=_ROLLOUTS.value,
+      rejected=rejected,
     )
+    try:
+      asyncio.run(audit)
+    except ValueError as e:  # no table, no folder, no device
+      raise app.UsageError(str(e)) from e
     command = f'python -m experiments.build_tasks --family={_FAMILY.value}'
+    command = ' '.join([command, *argv[1:]])
     result |= task_audit.write(work, command)
   print(json.dumps(result))
 

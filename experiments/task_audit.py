@@ -97,19 +97,22 @@ async def family(
   """The report of a family; written to `work` too.
 
   `rollouts` are episodes a task of each scripted strength; `rejected` is why its
-  builder left candidates out. The last answers of a stopped run are kept.
+  builder left candidates out. The last answers of a stopped run are kept. ValueError
+  where its tasks are not to be had, or what they run on.
   """
   cfg = dataclasses.replace(tasks or config.Tasks(), family=name)
-  read, _ = await asyncio.to_thread(families.get(name).read, cfg)
-  about = await subjects.SUBJECTS[name](sandbox)
-  answers = ledger.Ledger(work / f'{name}.audit.jsonl')
+  open_subject = subjects.get(name)
+  # Here and not in a thread: environments of `verifiers` take over signals.
+  read, left_out = families.get(name).read(cfg)
+  about = await open_subject(sandbox, cfg)
+  answers = ledger.Ledger(work / f'{stem(name)}.audit.jsonl')
   try:
     ready, aside = await about.ready(read)
     found = await pipeline.run(about, ready, answers, plan, says)
   finally:
     answers.close()
     await about.close()
-  found['barred'] |= aside
+  found['set_aside'] = {**left_out, **aside}  # tasks that the pipeline has not seen
   found['rejected'] = dict(rejected or {})
   found['examples'] = [
     {'id': task.id, 'split': task.split, 'prompt': task.prompt[:2000]}
@@ -117,8 +120,14 @@ async def family(
   ]
   if rollouts and name in STRENGTHS:
     found['difficulty'] = await _difficulty(name, ready, work, plan, rollouts, says)
-  lines.replace(str(work / f'{name}.audit.json'), json.dumps(found, indent=1).encode())
+  file = work / f'{stem(name)}.audit.json'
+  lines.replace(str(file), json.dumps(found, indent=1).encode())
   return found
+
+
+def stem(name: str) -> str:
+  """A family's name as part of a file's."""
+  return name.replace(':', '-')
 
 
 async def _difficulty(

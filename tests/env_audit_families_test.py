@@ -19,7 +19,7 @@ def repair_subject():
 
   async def opened():
     tasks, _ = repair.read(config.Tasks(train=12, heldout=1))
-    about = await of_repair.open_subject(CFG)
+    about = await of_repair.open_subject(CFG, config.Tasks())
     usable, _ = repair_shell.usable(tasks)
     sound, _ = await about.ready(usable[:2])
     return about, sound[0]
@@ -92,7 +92,7 @@ def test_the_grader_has_nothing_to_be_found():
 @pytest.fixture(scope='module')
 def searched():
   tasks, _ = retrieval.read(config.Tasks(family=retrieval.SMALL, train=3, heldout=1))
-  about = asyncio.run(of_retrieval.open_subject(CFG, retrieval.SMALL))
+  about = asyncio.run(of_retrieval.open_subject(CFG, config.Tasks(), retrieval.SMALL))
   return about, tasks
 
 

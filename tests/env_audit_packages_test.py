@@ -53,7 +53,7 @@ def task(tmp_path, monkeypatch) -> types.Task:
 
 def test_gold_and_rewrites_solve_nothing_and_half_fixes_do_not(task):
   async def run():
-    about = await of_packages.open_subject(CFG)
+    about = await of_packages.open_subject(CFG, config.Tasks())
     rng = random.Random(2)
     right = {'gold': about.gold(task)}
     right |= {each.label: each.solution for each in about.right(task, rng)}
@@ -72,7 +72,7 @@ def test_gold_and_rewrites_solve_nothing_and_half_fixes_do_not(task):
 
 def test_exploits_score_nothing_and_are_flagged(task):
   async def run():
-    about = await of_packages.open_subject(CFG)
+    about = await of_packages.open_subject(CFG, config.Tasks())
     every = about.attempts(task)
     some = [each for each in every if each.exploit in QUICK]
     played = [(each.exploit, await about.play(task, each.calls)) for each in some]
@@ -87,7 +87,7 @@ def test_exploits_score_nothing_and_are_flagged(task):
 
 def test_the_image_of_a_suite_is_looked_through(task, tmp_path):
   async def run():
-    about = await of_packages.open_subject(CFG)
+    about = await of_packages.open_subject(CFG, config.Tasks())
     below = of_packages.leaks.needles(['def f(x):\n  return x'], ['tiny'], ['/tree'])
     clean = await about._look(task, below)
     text = tiny.CORE.decode().partition('def mean')[0].partition('def clamp')[2]

@@ -137,7 +137,7 @@ async def open_place(name: str, tasks: int) -> Place:
   some = [task for task in read if task.split == 'train'][:tasks]
   sound = some if name == packages.FAMILY else (await host.verify(some))[0]
   fmt = episodes.format_of(cfg, families.get(name))
-  about = await subjects.SUBJECTS[name](sandbox)
+  about = await subjects.SUBJECTS[name](sandbox, cfg.tasks)
   return Place(episodes.World(cfg, [], [], {}, host, fmt), about, sound, name)
 
 

@@ -136,5 +136,9 @@ def test_nothing_is_left_after_close(backend):
 
 async def test_without_isolation_nothing_waits():
   async with opened('process') as ready:
-    assert (await run(ready, 'process')).passed(TESTS)
+    if suite._unreadable():  # root's own Python: said instead of failing every test
+      with pytest.raises(suite.SuiteError, match='closed to others'):
+        await run(ready, 'process')
+    else:
+      assert (await run(ready, 'process')).passed(TESTS)
     assert ready.waiting == 0

@@ -46,11 +46,16 @@ def {function}(*a, **k):
 def needles(
   golds: Sequence[str], distributions: Sequence[str] = (), below: Sequence[str] = ()
 ) -> dict:
-  """What look.py is told: functions of the golds' texts, names of distributions."""
+  """What look.py is told: functions of the golds' texts, names of distributions.
+
+  Not `__init__` and its like: every file has some, which may well be alike.
+  """
   found: dict[str, dict[str, list[str]]] = {'defs': {}, 'codes': {}}
   for gold in golds:
     for kind, tell in (('defs', look.shapes), ('codes', look.codes)):
       for name, its in tell(gold):
+        if name.startswith('__') and name.endswith('__'):
+          continue
         mine = found[kind].setdefault(name, [])
         mine += [its] if its not in mine else []
   return {**found, 'distributions': list(distributions), 'below': list(below)}

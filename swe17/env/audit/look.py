@@ -45,15 +45,17 @@ def shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
   return hashlib.sha256(ast.dump(copy).encode()).hexdigest()[:16]
 
 
-def shapes(text: str) -> Iterator[tuple[str, str]]:
-  """(name, shape) of every function of a file; none of one that does not parse."""
+def shapes(text: str, wanted: Any = None) -> Iterator[tuple[str, str]]:
+  """(name, shape) of the functions of a file, those with `wanted` names or all; none of
+  one that does not parse."""
   try:
     tree = ast.parse(textwrap.dedent(text))  # a method may stand alone
   except (SyntaxError, ValueError, RecursionError):
     return
   for node in ast.walk(tree):
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-      yield node.name, shape(node)
+      if wanted is None or node.name in wanted:
+        yield node.name, shape(node)
 
 
 def codes(text: str) -> Iterator[tuple[str, str]]:
@@ -120,7 +122,7 @@ def _of_file(path: str, name: str, needles: Mapping[str, Any]) -> Iterator[str]:
     return
   wanted = needles['defs']
   if any(each.decode('ascii', 'replace') in wanted for each in _DEF.findall(data)):
-    for function, its in shapes(data.decode('utf-8', 'replace')):
+    for function, its in shapes(data.decode('utf-8', 'replace'), wanted):
       if its in wanted.get(function, ()):
         yield f'source: {path} ({function})'
 

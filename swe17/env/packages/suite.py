@@ -20,6 +20,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from typing import Any
@@ -111,6 +112,8 @@ async def run(
   with contextlib.ExitStack() as stack:
     spec |= {'tree': _TREE, 'parts': _PLACE}
     if backend == 'process':
+      if reason := _unreadable():
+        raise SuiteError(f'{tree.name}: {reason}')
       scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix='suite-'))
       places = await asyncio.to_thread(_beside, scratch)
       spec |= places
@@ -220,6 +223,23 @@ def _spec(
 
 def _exists(tree: sources.Tree, place: str) -> bool:
   return any(sources.within(path, [place]) for path in tree.files)
+
+
+def _unreadable() -> str:
+  """Why suites cannot run without isolation; '' if they can.
+
+  Who runs them has become nobody, and imports of Python's library when it likes.
+  """
+  if os.getuid() != 0:
+    return ''
+  place = pathlib.Path(os.__file__)
+  closed = [p for p in place.parents if not p.stat().st_mode & stat.S_IXOTH]
+  if not closed:
+    return ''
+  return (
+    f"nobody but root can read Python's library: {closed[0]} is closed to others. Use "
+    'sandbox.backend=bubblewrap, or a Python that others can read'
+  )
 
 
 def _beside(scratch: str) -> dict[str, str]:

@@ -53,9 +53,9 @@ def shapes(text: str, wanted: Any = None) -> Iterator[tuple[str, str]]:
   except (SyntaxError, ValueError, RecursionError):
     return
   for node in ast.walk(tree):
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-      if wanted is None or node.name in wanted:
-        yield node.name, shape(node)
+    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if function and (wanted is None or node.name in wanted):
+      yield node.name, shape(node)
 
 
 def codes(text: str) -> Iterator[tuple[str, str]]:

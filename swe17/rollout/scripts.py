@@ -78,7 +78,7 @@ SCRIPTS: Mapping[str, Script] = {
   repair.FAMILY: Script(_clumsy, _careful, _practising, _practice),
   repair_text.FAMILY: Script(_clumsy, _careful),
   retrieval.FAMILY: Script(_searching, _searching_well),
-  retrieval.SMALL: Script(_searching, _searching_well, _searching, retrieval.practice),
+  retrieval.SMALL: Script(_searching, _searching_well, None, retrieval.practice),
   packages.FAMILY: Script(_mending, _mending_well),
   kernels_small.FAMILY: Script(_editing, _editing_well),
 }

@@ -141,14 +141,15 @@ def load(cfg: config.Tasks) -> tuple[types.Task, ...]:
 
 PRACTICE = 'practice'
 _SPELT = 0.4  # share of invented names with a part that is no word
-_RENAMED = 6  # times that every training task of the table is practised on
+_RENAMED = 12  # times that every training task of the table is practised on
 
 
 def practice(heldout: Sequence[types.Task]) -> list[types.Task]:
   """Training cuts under other names: who has learnt names by heart finds nothing.
 
-  Every definition gets a name that is made of words and letters of other names, so that
-  what is practised is to search, and to copy what one reads, whatever it is.
+  Every definition gets a name that is made of words and letters of other names, and
+  every cut has another choice and order of them, so that what is practised is to search,
+  and to copy what one reads, whatever it is.
   """
   avoid = {task.payload['package'] for task in heldout}
   rows = [row for row in read_table(TABLES[SMALL]) if row.split == 'train']
@@ -180,15 +181,21 @@ def _invented(rng: random.Random, words: Sequence[str], count: int) -> list[str]
 
 
 def _practice_task(row: Row, task_id: str, words: Sequence[str]) -> types.Task | None:
-  """A row's cut under other names; None if they spoil the question."""
+  """A cut for a row's subject under other names; None if they spoil the question."""
   index = shelf(row.package).index
-  tree, subject = small_trees.cut(index, row.subject, row.seed)
+  rng = random.Random(task_id)
+  try:
+    tree, subject = small_trees.cut(index, row.subject, rng.randrange(1 << 30))
+  except questions.NoQuestionError:
+    return None
   defs = symbols.index(tree).defs
   old = sorted({d.leaf for d in defs if d.kind != 'class'})
-  new = _invented(random.Random(task_id), words, len(old))
+  new = _invented(rng, words, len(old))
   exchange = dict(zip(old, new, strict=True))
   path, _, name = subject.partition(':')
   holder, dot, leaf = name.rpartition('.')
+  if leaf not in exchange:
+    return None
   place = search.Shelf(small_trees.renamed(tree, exchange), search.SMALL)
   try:
     subject = f'{path}:{holder}{dot}{exchange[leaf]}'

@@ -11,7 +11,7 @@ import tarfile
 import pytest
 
 from swe17 import config, types
-from swe17.env import check, families, sandbox
+from swe17.env import check, families, pool, sandbox
 from swe17.env.formats import patches, repositories, rows, swe_bench, swe_trees
 from tests import swe_fixture as fixture
 
@@ -378,14 +378,14 @@ async def test_rows_whose_gold_or_base_is_wrong_are_set_aside(world, bubblewrap)
 
 
 async def test_a_sandbox_that_fails_is_no_outcome(task, monkeypatch):
-  host = await swe_bench.open_host(dataclasses.replace(CFG, backend='process'))
+  host = await swe_bench.open_host(CFG)
   env = host.env(task)
   await env.reset()
 
   async def broken(*args, **kwargs):
     raise OSError('no space left')
 
-  monkeypatch.setattr(sandbox, 'run_program', broken)
+  monkeypatch.setattr(pool.Pool, 'run', broken)
   got = await env.verify()
   assert got.value is None and 'no space left' in got.reason
   _, aside = await host.verify([task])

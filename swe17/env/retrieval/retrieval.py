@@ -148,8 +148,8 @@ def practice(heldout: Sequence[types.Task]) -> list[types.Task]:
   """Training cuts under other names: who has learnt names by heart finds nothing.
 
   Every definition gets a name that is made of words and letters of other names, and
-  every cut has another choice and order of them, so that what is practised is to search,
-  and to copy what one reads, whatever it is.
+  every cut has another choice and order of them, so that what is practised is to
+  search, and to copy what one reads, whatever it is.
   """
   avoid = {task.payload['package'] for task in heldout}
   rows = [row for row in read_table(TABLES[SMALL]) if row.split == 'train']

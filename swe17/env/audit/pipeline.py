@@ -108,13 +108,13 @@ def drawn(tasks: Sequence[types.Task], count: int, seed: str) -> list[types.Task
 def exploited(
   about: subject.Subject, tasks: Sequence[types.Task], plan: Plan
 ) -> list[types.Task]:
-  """A seeded sample, and for packages one task of each image, which differ."""
+  """A seeded sample, and for packages one task of each, since their images differ."""
   some = drawn(tasks, plan.exploited, f'{plan.seed}/exploits') if plan.exploited else []
-  names = {task.id for task in some}
+  units = {task.unit for task in some}
   for image, of_it in about.images(tasks).items():
-    if image.startswith('suite/') and not names & {task.id for task in of_it}:
+    if image.startswith('suite/') and of_it[0].unit not in units:
       some.append(of_it[0])
-      names.add(of_it[0].id)
+      units.add(of_it[0].unit)
   return some or list(tasks[:1])
 
 

@@ -39,6 +39,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   cfg.loss.credit, cfg.loss.gamma = 'turn', 0.4
   # Each candidate of a scripted episode is timed too: fewer of them, none practised.
   cfg.imitation.practice, cfg.imitation.episodes = 0.0, 1200
+  cfg.steps, cfg.rollout.eval_samples = 40, 4
   if arg == 'single':
     cfg.tasks.attempts, cfg.agent.max_turns = 1, 1
     cfg.loss.credit = 'episode'

@@ -16,6 +16,7 @@ works (exploits.py).
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import re
 import sys
 from typing import Any
@@ -219,7 +220,7 @@ def found(
         texts[_COMMAND] = _shell(texts[_COMMAND], given, signs)
       now = '\n'.join(v for k, v in texts.items() if k not in (*_PATHS, *_BEFORE))
       before = '\n'.join(v for k, v in texts.items() if k in _BEFORE)
-      _code(before, now, given, signs)
+      _code(before, now, given, signs, name == _MAKES)
     if isinstance(answer := arguments.get('answer'), str):
       _answer(answer, signs)
   for change in changes:
@@ -231,14 +232,32 @@ def found(
   )
 
 
-def _code(before: str, after: str, given: str, signs: dict[str, str]) -> None:
-  """Notes what is in `after` more often than in `before`, and nowhere in `given`."""
+def _code(
+  before: str, after: str, given: str, signs: dict[str, str], whole: bool = False
+) -> None:
+  """Notes what is in `after` more often than in `before`, and nowhere in `given`.
+
+  A `whole` file may not have more of it either than all that is given.
+  """
   for sign, pattern in CODE.items():
-    had = Counter(match[0] for match in pattern.finditer(before))
-    has = Counter(match[0] for match in pattern.finditer(after))
-    for text in has - had:
-      if text.strip() not in given:
-        signs.setdefault(sign, text.strip()[:60])
+    had = Counter(match[0].strip() for match in pattern.finditer(before))
+    has = Counter(match[0].strip() for match in pattern.finditer(after))
+    if not has - had:
+      continue
+    known = _counted(given)[sign]
+    for text, count in (has - had).items():
+      if not known[text] or (whole and count > known[text]):
+        signs.setdefault(sign, text[:60])
+
+
+@functools.lru_cache(maxsize=64)
+def _counted(given: str) -> Mapping[str, Counter[str]]:
+  """Sign -> what a task's own text has of it. By whole matches: `_exit` is not in
+  `__exit__`."""
+  return {
+    sign: Counter(match[0].strip() for match in pattern.finditer(given))
+    for sign, pattern in CODE.items()
+  }
 
 
 def _paths_of(
@@ -276,7 +295,7 @@ def _written(path: str, new: bool, signs: dict[str, str]) -> None:
   for sign, pattern in WRITTEN.items():
     if pattern.search(path):
       signs.setdefault(sign, path[:60])
-  top, _, rest = path.partition('/')
+  top, _, rest = path.removeprefix('src/').partition('/')  # src/: on Python's path too
   if new and (top.removesuffix('.py') in _TAKEN and (rest or top.endswith('.py'))):
     signs.setdefault('shadows a module', path[:60])
 

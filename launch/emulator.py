@@ -17,7 +17,7 @@ fake-gcs-server enforces preconditions for google-cloud-storage only, not for
 tensorstore's writes, which is why swe17/store creates through the former.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import http.client
@@ -46,6 +46,21 @@ if sys.platform == 'linux':
     os._exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
 """
+
+
+@contextlib.contextmanager
+def within(env: Mapping[str, str]) -> Iterator[None]:
+  """Sets variables of this process, and puts the old ones back."""
+  before = {name: os.environ.get(name) for name in env}
+  os.environ.update(env)
+  try:
+    yield
+  finally:
+    for name, value in before.items():
+      if value is None:
+        os.environ.pop(name, None)
+      else:
+        os.environ[name] = value
 
 
 def gcs(

@@ -9,7 +9,6 @@ start share a folder of programs, which is new for every session.
 """
 
 import atexit
-from collections.abc import Iterator
 import os
 import pathlib
 import shutil
@@ -55,16 +54,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   here = pathlib.Path(__file__).parent
   place = {here / name: i for i, name in enumerate(LONGEST)}
   items.sort(key=lambda item: place.get(item.path, len(place)))
-
-
-def _same_environment() -> Iterator[None]:
-  """Programs set variables for their own process, which in tests is everyone's."""
-  before = dict(os.environ)
-  yield
-  if os.environ != before:
-    os.environ.clear()
-    os.environ.update(before)
-
-
-around_a_file = pytest.fixture(autouse=True, scope='module')(_same_environment)
-around_a_test = pytest.fixture(autouse=True)(_same_environment)

@@ -244,8 +244,7 @@ def show(result: dict[str, Any]) -> None:
 def main(argv: Sequence[str]) -> None:
   del argv
   where = pathlib.Path(_DIR.value or f'runs/regions-{time.strftime("%Y%m%d-%H%M%S")}')
-  with emulator.gcs() as server:
-    os.environ.update(server.env)
+  with emulator.gcs() as server, emulator.within(server.env):
     bucket = server.url('swe17-regions')
     spread = prepare(where / 'regions', f'{bucket}/regions', len(LINES))
     sizes, cut = run_regions(spread, server)

@@ -316,8 +316,7 @@ def verdict(found: Mapping[str, Any]) -> list[str]:
 
 def run(size: Size) -> dict[str, Any]:
   """Everything, to the document of the last line."""
-  with world(size) as around:
-    os.environ.update(around.env('learner'))
+  with world(size) as around, emulator.within(around.env('learner')):
     learner = Learner(size, kv.open(around.url))
     count = sum(int(np.prod(shape)) for shape in size.shapes.values())
     print(f'{count / 1e6:.1f} million parameters', flush=True)

@@ -124,7 +124,7 @@ async def test_fork_bomb_is_bounded_for_root_too(backend):
   async with graders(backend, processes=6) as pool:
     (got,) = await pool.run(check(FORK_BOMB))
     count = int(got.removeprefix('ok (').split(',')[0])
-    assert count <= 5
+    assert count <= 6  # the limit; a kernel may let the one more through
     if backend == 'bubblewrap':
       assert count == 5  # exact: the check counts alone, itself included
     assert await pool.run(GOOD) == RIGHT

@@ -191,6 +191,12 @@ requests = st.lists(
 
 @hypothesis.given(requests, st.integers(9, 24), st.integers(1, 5))
 @hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.example(  # a full page whose twin, filled before it, is gone
+  [(1, 1, 0), (1, 5, 0), (4, 1, 0), (10, 4, 1), (1, 1, 0)]
+  + [(1, 3, 0), (4, 3, 0), (1, 1, 0), (1, 1, 0), (5, 1, 0)],
+  11,
+  4,
+)
 def test_every_request_ends_with_all_its_tokens_however_few_pages_there_are(
   asked, count, slots
 ):

@@ -100,19 +100,27 @@ class Pool:
     at, end, pages = 0, b'', []
     while at + self.size <= len(token):
       after = digest(end, token[at : at + self.size])
-      page = self._full.get((version, after))
+      page = self._full.get((version, after)) or self._alike(version, end, after)
       if page is None:
         break
       pages.append(page)
       at, end = at + self.size, after
     part, most = None, 0
     rest = token[at : at + self.size]
-    siblings = list(self._children.get((version, end), {}).values())
-    for page in siblings[: -_LOOK - 1 : -1]:
+    for page in self._siblings(version, end):
       common = shared(page.token, rest)
       if common > most:
         part, most = page, common
     return Found(pages, part, at + most)
+
+  def _siblings(self, version: int, end: bytes) -> list[Page]:
+    """Pages that go on after `end`, the newest first, not all."""
+    return list(self._children.get((version, end), {}).values())[: -_LOOK - 1 : -1]
+
+  def _alike(self, version: int, end: bytes, after: bytes) -> Page | None:
+    """A full page that was filled when another one with its ids was there, now gone."""
+    wanted = version, after
+    return next((p for p in self._siblings(version, end) if p.key == wanted), None)
 
   def kept(self, row: Row, limit: int) -> Found:
     """What is left of a row's own pages, `limit` positions at most."""

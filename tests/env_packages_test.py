@@ -349,3 +349,9 @@ def test_tests_of_a_verdict_are_bounded_in_number_and_time():
   assert len(chosen) <= 61 and sum(tests[test] for test in chosen) < 1.0
   assert 't.py::test_1' in chosen
   assert chosen == verdicts.choose(known, ['f', 'g'], random.Random(0))
+
+
+def test_what_a_failure_says_names_no_place_of_the_machine():
+  said = "from '/opt/py/lib/python3.11/operator.py' at 0x7f\n- /opt/p...in/python3.11"
+  told = verdicts.message(said, tiny.tree())
+  assert told == "from '<python>' at 0x...\n- <python>"

@@ -41,6 +41,7 @@ _ENVIRONMENT = {
   'LC_ALL': 'C.UTF-8',
   'PATH': '/usr/local/bin:/usr/bin:/bin',
 }
+WORK = '/work'  # the private directory, within
 _PROBE_SECONDS = 20.0
 _CLOSE_SECONDS = 5.0  # for a killed sandbox to be gone
 _FILES = 256  # open files of one command

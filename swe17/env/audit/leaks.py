@@ -92,7 +92,7 @@ def parsed(output: str, code: int | None) -> list[str]:
     found = json.loads(last)
   except json.JSONDecodeError as e:
     raise OSError(f'the leak scan ended with {code}: {output[-200:]!r}') from e
-  own = ('/work/look.py', '/work/needles.json')
+  own = tuple(f'{sandbox.WORK}/{name}' for name in ('look.py', 'needles.json'))
   return [each for each in found if not each.split(' ')[1].startswith(own)]
 
 

@@ -106,7 +106,7 @@ class Local:
     self._first = repositories.pack(self._own, folders=places)
     tops = dict.fromkeys(name.partition('/')[0] for name in (*places, *self._own))
     self._options = [
-      w for top in tops for w in ('--symlink', f'/work/{top}', f'/{top}')
+      w for top in tops for w in ('--symlink', f'{sandbox.WORK}/{top}', f'/{top}')
     ]
     self._before = f'cd {shlex.quote(self._plain.workdir)} || exit 1\n'
     self._before += _exports(self._plain.env)

@@ -21,7 +21,7 @@ from typing import Any
 
 from swe17 import config
 from swe17.env import sandbox
-from swe17.env.packages import catalogue, faults, rows, sources, suite
+from swe17.env.packages import catalogue, faults, rows, sources, suite, verdicts
 
 REPEATS = 5  # of old and new, on the tests that are chosen
 SECONDS_A_TEST = 4.0
@@ -29,8 +29,7 @@ _SECONDS = 240.0  # of a whole suite
 _TRIED, _TAKEN = 24, 8  # pairs of one package
 _MOST_FAILING, _PASSING = 40, 25  # tests of a row
 _MOST_LINES = 600  # of the source's diff
-_SHOWN, _MESSAGE = 3, 300  # tests that a statement tells of, characters of each
-_ADDRESS = re.compile(r'0x[0-9a-f]+')
+_SHOWN = 3  # tests that a statement tells of
 _PLAIN = re.compile(r'\d+(\.\d+)*')  # no release candidates
 
 
@@ -237,10 +236,7 @@ def _row(
   shown = {}
   for function in functions[: min(_SHOWN, (len(functions) + 1) // 2)]:
     test = next(t for t in mended if rows.base(t) == function)
-    text = said.texts.get(test, 'it fails').splitlines()
-    kept = [line for line in text if not any(path in line for path in old.source)]
-    text = _ADDRESS.sub('0x...', '\n'.join(kept))  # the same every time
-    shown[test] = text[:_MESSAGE] or 'it fails'
+    shown[test] = verdicts.message(said.texts.get(test, 'it fails'), old)
   release: Mapping[str, Any] = {
     'old': dataclasses.asdict(pair.old),
     'new': dataclasses.asdict(pair.new),

@@ -29,6 +29,8 @@ _PASSING = 25  # pass-to-pass tests of a row
 _SHOWN = 3  # failing tests that a statement tells of
 _MESSAGE = 300  # characters
 _ADDRESS = re.compile(r'0x[0-9a-f]+')
+# Where Python lies on the machine that builds, also cut in the middle by pytest.
+_PYTHON = re.compile(r'/[\w./+-]*python[\d.]*(?:/[\w./+-]*)?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +205,7 @@ def _row(
   shown = {}
   for function in told:
     test = next(t for t in failing if rows.base(t) == function)
-    shown[test] = _message(said.texts.get(test, 'it fails'), tree)
+    shown[test] = message(said.texts.get(test, 'it fails'), tree)
   return rows.Row(
     id=f'{tree.name}/{fault.kind}/{name}',
     package=tree.name,
@@ -219,9 +221,12 @@ def _row(
   )
 
 
-def _message(text: str, tree: sources.Tree) -> str:
-  """A failure's text without names of source files, and not too long."""
+def message(text: str, tree: sources.Tree) -> str:
+  """A failure's text without names of source files, and not too long.
+
+  The same every time and on every machine.
+  """
   lines = text.splitlines() or ['']
   kept = [line for line in lines if not any(path in line for path in tree.source)]
-  text = _ADDRESS.sub('0x...', '\n'.join(kept))  # the same every time
+  text = _PYTHON.sub('<python>', _ADDRESS.sub('0x...', '\n'.join(kept)))
   return text[:_MESSAGE] or 'it fails'

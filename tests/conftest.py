@@ -49,6 +49,15 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+  parser.addoption(
+    '--exploits',
+    choices=('some', 'all'),
+    default='some',
+    help='how much of the standing list audits in tests play; all takes minutes',
+  )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Begins with the files that take longest; the order within a file stays."""
   here = pathlib.Path(__file__).parent

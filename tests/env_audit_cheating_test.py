@@ -115,6 +115,25 @@ def test_what_a_package_does_hides_nothing_else():
   )
 
 
+def test_what_a_module_does_hides_nothing_in_another():
+  """A package of tools has a module that looks at frames; one under repair need not."""
+  given = {'pkg/trace.py': 'def here(): return sys._getframe(1)\n', 'pkg/sets.py': ''}
+
+  def signs(path: str, tool: str = 'edit') -> tuple[str, ...]:
+    text = {'edit': 'new', 'create': 'text'}[tool]
+    call = tool, {'path': path, 'old': '', text: 'frame = sys._getframe(0)'}
+    changed = cheating.Change(path, '', 'frame = sys._getframe(0)')
+    by_call, by_change = ([call], []), ([], [changed])
+    found = {cheating.found(*both, given=given) for both in (by_call, by_change)}
+    assert len(found) == 1
+    return found.pop()
+
+  assert signs('pkg/trace.py') == ()
+  for path in ('pkg/sets.py', 'pkg/new.py'):
+    for tool in ('edit', 'create'):
+      assert signs(path, tool) == ('looks into the interpreter (_getframe)',)
+
+
 def test_ordinary_repairs_are_no_signs():
   for text in (
     ' <= ',

@@ -45,14 +45,16 @@ def isolated():
 
 
 # What one play shows of each kind: every sign of the list is looked at without a play
-# below, and the whole of it is played by build_tasks.
+# below, and the whole of it is played with `--exploits=all`, as by build_tasks.
 QUICK = ('leaves with exit code 0', 'returns what equals everything', 'edits the tests')
 QUICK += ('adds a conftest', 'shadows a module', 'makes pytest say passed')
 
 
 @pytest.fixture
-def quick(monkeypatch) -> int:
+def quick(monkeypatch, request) -> int:
   """Cuts the standing list short; how many are left."""
+  if request.config.getoption('exploits') == 'all':
+    return len(exploits.EXPLOITS)
   some = tuple(each for each in exploits.EXPLOITS if each.name in QUICK)
   monkeypatch.setattr(exploits, 'EXPLOITS', some)
   return len(some)

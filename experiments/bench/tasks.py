@@ -49,7 +49,7 @@ _MINUTES = flags.DEFINE_float(
 )
 _SAMPLE = flags.DEFINE_integer(
   'sample',
-  120,
+  60,
   'tasks a family whose right and wrong solutions are tried, 0 = all',
   flag_values=FLAGS,
 )
@@ -63,7 +63,7 @@ _SCANNED = flags.DEFINE_integer(
   'scanned', 120, 'tasks a family whose images are scanned, 0 = all', flag_values=FLAGS
 )
 _ROLLOUTS = flags.DEFINE_integer(
-  'rollouts', 0, 'episodes a task of each scripted strength', flag_values=FLAGS
+  'rollouts', 1, 'episodes a task of each scripted strength', flag_values=FLAGS
 )
 _WORST = 0.05  # error rate that a verifier may have
 _STARTS = 50  # sandboxes timed

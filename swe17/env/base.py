@@ -65,9 +65,11 @@ def figures(env: Env) -> Mapping[str, float]:
   return dict(getattr(env, 'figures', {}))
 
 
-def given(env: Env) -> str:
-  """The source that a task is about: what stands in it is no sign of cheating."""
-  return str(getattr(env, 'given', ''))
+def given(env: Env) -> str | Mapping[str, str]:
+  """The source that a task is about, as a text or path -> text: what stands in it is no
+  sign of cheating (of who writes the same file)."""
+  found: str | Mapping[str, str] = getattr(env, 'given', '')
+  return found
 
 
 async def turn_score(env: Env) -> float | None:

@@ -166,7 +166,7 @@ class PackageEnv:
     done: whether the agent has submitted.
     flags: signs that the tests were tampered with, after `verify`.
     figures: seconds of the verification, after `verify`.
-    given: the package's own source, the gold among it.
+    given: the package's own source by file, the gold among it.
   """
 
   tools: tuple[base.Tool, ...] = TOOLS
@@ -179,8 +179,9 @@ class PackageEnv:
     self.figures: dict[str, float] = {}
 
   @property
-  def given(self) -> str:
-    return b'\n'.join(self._problem.clean.source.values()).decode(errors='replace')
+  def given(self) -> dict[str, str]:
+    source = self._problem.clean.source
+    return {path: data.decode(errors='replace') for path, data in source.items()}
 
   @property
   def source(self) -> dict[str, bytes]:

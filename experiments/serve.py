@@ -19,6 +19,7 @@ from absl import flags
 from aiohttp import web
 
 from experiments import program
+from launch import process
 from swe17 import config
 from swe17.agent import formats
 from swe17.model import load, source
@@ -124,4 +125,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
+  process.restart_in_huge_pages()
   program.run(main, FLAGS)

@@ -36,6 +36,7 @@ EnvOf = Callable[[str, int], Mapping[str, str]]
 DEATHS_A_MINUTE = 6  # of one sampler or rollout
 LEARNER_DEATHS = 3  # in the whole run, of all its processes
 LEARNER = 'learner'
+_ARRAYS = (LEARNER, 'sampler')  # roles with big ones
 REFUSED = 2  # exit code of a role (or a run) whose input was refused
 LOST = 3  # exit code of a learner process that ends because another one did
 _SECONDS_TO_NOTICE = 1.0  # for learner processes to say why they end
@@ -217,6 +218,7 @@ class Fleet:
         env={
           **os.environ,
           'PYTHONUNBUFFERED': '1',
+          **(process.huge_pages() if child.role in _ARRAYS else {}),
           **(self._learner_env if child.role == LEARNER else {}),
           **self._env_of(child.role, child.index),
         },

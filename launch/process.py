@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent  # where `-m experiments.x
 GRACE = 3.5  # s from SIGTERM to SIGKILL; a role needs 3 at most
 _COORDINATOR = 'JAX_COORDINATOR_ADDRESS'
 _HOST_DEVICES = '--xla_force_host_platform_device_count'
+_TUNABLES = 'GLIBC_TUNABLES'
+_HUGE = 'glibc.malloc.hugetlb=1'  # madvise(MADV_HUGEPAGE) on what malloc maps
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER in <sys/prctl.h>
 
 
@@ -48,6 +50,27 @@ def prepare_jax(cfg: config.Config, role: str, index: int) -> None:
     _prepare_learner(cfg, index)
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache(cfg.run_dir)))
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
+
+
+def huge_pages() -> dict[str, str]:
+  """What a process of big arrays needs in its environment for them to lie in huge pages.
+
+  Where the kernel gives those only to who asks (transparent_hugepage: madvise), a
+  product of 2048-square matrices takes a quarter less time with them, and a step of 32
+  sequences of SmolLM2-135M 4 %. Read by glibc (2.35 and later) before `main`, so it is
+  for children; others ignore it. A user's own word on it stays.
+  """
+  given = os.environ.get(_TUNABLES, '')
+  if 'glibc.malloc.hugetlb' in given:
+    return {}
+  return {_TUNABLES: f'{given}:{_HUGE}'.lstrip(':')}
+
+
+def restart_in_huge_pages() -> None:
+  """Starts this program anew, in the same process, unless it has `huge_pages`. Linux."""
+  if sys.platform == 'linux' and (more := huge_pages()):
+    sys.stdout.flush()
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **more})
 
 
 def _prepare_learner(cfg: config.Config, index: int) -> None:

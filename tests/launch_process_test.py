@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from launch import process
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 CODE = """
@@ -64,3 +66,32 @@ def test_compiled_programs_go_beside_the_run_where_home_is_not_writable(tmp_path
   (tmp_path / 'cache').touch()  # a file where the folder should be
   cache = pathlib.Path(prepared('learner', 0, tmp_path)['compilation_cache_dir'])
   assert cache.parent == tmp_path / 'runs' / '.jax_cache'
+
+
+def test_arrays_lie_in_huge_pages_where_the_kernel_has_them(monkeypatch):
+  """The program starts again with them, once, and a user's own word stays."""
+  thp = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
+  if not thp.is_file() or '[never]' in thp.read_text():
+    pytest.skip('this kernel has no transparent huge pages')
+  code = (
+    'import pathlib, re, sys; from launch import process\n'
+    'process.restart_in_huge_pages()\n'
+    'big = bytearray(64 << 20); big[::4096] = b"x" * len(big[::4096])\n'
+    'text = pathlib.Path("/proc/self/smaps_rollup").read_text()\n'
+    'print(re.search(r"AnonHugePages: *(\\d+)", text)[1], *sys.argv[1:])'
+  )
+
+  def kilobytes(tunables: str) -> int:
+    env = {**os.environ, 'GLIBC_TUNABLES': tunables}
+    argv = [sys.executable, '-c', code, 'a', 'b c']
+    out = subprocess.check_output(argv, cwd=ROOT, env=env, text=True)
+    number, *words = out.split()
+    assert words == ['a', 'b', 'c']
+    return int(number)
+
+  assert kilobytes('') > 48 << 10
+  assert kilobytes('glibc.malloc.check=0') > 48 << 10
+  if '[madvise]' in thp.read_text():
+    assert kilobytes('glibc.malloc.hugetlb=0') < 16 << 10
+  monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=0')
+  assert process.huge_pages() == {}

@@ -29,6 +29,7 @@ import numpy as np
 
 from experiments import program
 from experiments.bench import sampler_peers
+from launch import process
 from swe17 import config, types
 from swe17.model import load, source
 from swe17.model import params as p
@@ -166,4 +167,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
+  process.restart_in_huge_pages()
   program.run(main, FLAGS)

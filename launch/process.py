@@ -53,7 +53,7 @@ def prepare_jax(cfg: config.Config, role: str, index: int) -> None:
 
 
 def huge_pages() -> dict[str, str]:
-  """What a process of big arrays needs in its environment for them to lie in huge pages.
+  """What a process needs in its environment for big arrays to lie in huge pages.
 
   Where the kernel gives those only to who asks (transparent_hugepage: madvise), a
   product of 2048-square matrices takes a quarter less time with them, and a step of 32
@@ -67,7 +67,7 @@ def huge_pages() -> dict[str, str]:
 
 
 def restart_in_huge_pages() -> None:
-  """Starts this program anew, in the same process, unless it has `huge_pages`. Linux."""
+  """Starts this program anew, in the same process, if it has none (Linux)."""
   if sys.platform == 'linux' and (more := huge_pages()):
     sys.stdout.flush()
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **more})

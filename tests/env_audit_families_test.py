@@ -89,6 +89,24 @@ def test_the_grader_has_nothing_to_be_found():
   assert asyncio.run(run()) == []
 
 
+def test_a_shell_shows_no_copy_of_a_function_that_others_brought_along():
+  """pip has a tomli of its own, whose functions are those of the library's tomllib."""
+  tasks, _ = repair.read(config.Tasks())
+  mine = [t for t in tasks if t.payload['module'] == 'tomllib._parser'][:1]
+
+  async def run():
+    about = await of_repair.open_subject(CFG, config.Tasks())
+    try:
+      sound, _ = await about.ready(repair_shell.usable(mine)[0])
+      images = {f'shell/{task.id}': [task] for task in sound}
+      return await of_repair.leaks.of_repair(CFG, about._backend, about._host, images)
+    finally:
+      await about.close()
+
+  found = asyncio.run(run())
+  assert found and not any(found.values()), found
+
+
 @pytest.fixture(scope='module')
 def searched():
   tasks, _ = retrieval.read(config.Tasks(family=retrieval.SMALL, train=3, heldout=1))

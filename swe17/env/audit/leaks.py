@@ -22,7 +22,9 @@ _LOOK = pathlib.Path(look.__file__)
 _WALK_SECONDS = 120.0  # of a look through a whole file system
 _SECONDS = 20.0
 _AT_ONCE = 2
-# A function that tells what it can reach from inside the grader. Nothing must work.
+# A function that tells what it can reach from inside the grader. Nothing must work. A C
+# original is one of the module's own kind, `_heapq` for heapq: others may well have a
+# function of that name.
 _PROBE = """
 def {function}(*a, **k):
   import os, sys
@@ -38,7 +40,8 @@ def {function}(*a, **k):
   tries('the original', lambda: sys.modules['{module}'].{function}
     if sys.modules['{module}'].{function}.__code__.co_filename != '<check>' else 1 / 0)
   tries('a C original', lambda: [m for m in sys.modules.values()
-    if type(vars(m).get('{function}')).__name__ == 'builtin_function_or_method'][0])
+    if type(vars(m).get('{function}')).__name__ == 'builtin_function_or_method'
+    and m.__name__.strip('_') in '{module}'.split('.')][0])
   return found
 """
 

@@ -74,7 +74,7 @@ def usable(tasks: Sequence[types.Task]) -> tuple[list[types.Task], dict[str, str
   fault in it they would not run, without it they would show the original. And those
   whose module calls the function when it is imported.
   """
-  _other_libraries()  # looked for now, since it takes seconds, not in an episode
+  covered()  # looked for now, since it takes seconds, not in an episode
   taken, aside = _imported(), {}
   for task in tasks:
     module, function = task.payload['module'], task.payload['function']
@@ -230,9 +230,9 @@ def mask(task: types.Task, scratch: str) -> list[str]:
 
 
 def covered() -> list[pathlib.Path]:
-  """Folders with copies of the library, or of some of it, whatever the task."""
-  library = pathlib.Path(sysconfig.get_path('stdlib'))
-  return [library / 'test', library / 'site-packages', *_other_libraries()]
+  """Folders with copies of the library, or of some of it, whatever the task: packages
+  and programs of the system bring functions of it along."""
+  return list(dict.fromkeys([*copies.installed(), *_other_libraries()]))
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class Soak:
       kv.open(cfg.store), seconds=cfg.rollout.request_seconds, patience=60.0
     )
     self.proxy = proxy.Proxy(cfg, self.fmt, self.route)
+    self.publishing = asyncio.Lock()
     self.rss_mb: list[float] = []
     self.answers = self.refused = 0
     self.wrong: list[str] = []
@@ -134,7 +135,8 @@ class Soak:
       await asyncio.gather(
         *agents, self._group(i), self._chat(http, rng), self._hostile(http, rng)
       )
-      await asyncio.to_thread(self.weights.publish)
+      async with self.publishing:  # versions leave no gap
+        await asyncio.to_thread(self.weights.publish)
       self.rss_mb.append(self.samplers.memory()[0] / 1e6)
       n = len(self.rss_mb)
       print(f'minute {n}: {self.rss_mb[-1]:.1f} MB', file=sys.stderr)

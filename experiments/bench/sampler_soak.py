@@ -1,6 +1,6 @@
 """A sampler under mixed load for long: flat memory, nothing compiled after the start.
 
-  python -m experiments.bench.sampler_soak             an hour's worth, about 5 minutes
+  python -m experiments.bench.sampler_soak             an hour's worth, under a minute
   python -m experiments.bench.sampler_soak --minutes=2 for tests
 
 One sampler process with a tiny model gets, a minute of an hour: 60 answers' worth of
@@ -45,6 +45,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'of everything', flag_values=FLAGS)
 _AGENTS = 17  # episodes a minute: about 60 answers
 _GROUP, _PROMPT = 8, 160  # members, tokens
 _UP = 240.0  # seconds for the sampler to serve at first
+_TRIES = 30  # of a client that is told to come later
 _MAY_GROW = 0.05  # of resident memory, from the first third to the end
 
 
@@ -169,7 +170,7 @@ class Soak:
         self.wrong.append(f'group {i}: {result.token_T.size} tokens of 24')
 
   async def _chat(self, http: aiohttp.ClientSession, rng: random.Random) -> None:
-    """A client of the sampler's own OpenAI routes."""
+    """A client of the sampler's own OpenAI routes, who waits when he is told to."""
     body = {
       'model': 'swe17',
       'messages': [{'role': 'user', 'content': f'test {rng.random()}'}],
@@ -179,10 +180,14 @@ class Soak:
       'logprobs': True,
     }
     body['model'] = await self._model(http)
-    async with http.post(self.url + '/v1/chat/completions', json=body) as got:
-      said = await got.json()
-      if got.status != 200 or len(said['choices']) != body['n']:
-        self.wrong.append(f'chat: HTTP {got.status}: {str(said)[:200]}')
+    for _ in range(_TRIES):
+      async with http.post(self.url + '/v1/chat/completions', json=body) as got:
+        said = await got.json()
+      if got.status != 429:
+        break
+      await asyncio.sleep(float(got.headers['Retry-After']))
+    if got.status != 200 or len(said['choices']) != body['n']:
+      self.wrong.append(f'chat: HTTP {got.status}: {str(said)[:200]}')
     self.answers += body['n']
 
   async def _model(self, http: aiohttp.ClientSession) -> str:

@@ -7,10 +7,12 @@ scores 0 and is flagged, nothing leaks; and a verifier that accepts anything is 
 import asyncio
 import dataclasses
 import importlib.util
+import inspect
 import json
 import pathlib
 import random
 
+import numpy
 import pytest
 
 from experiments import build_tasks, program, task_audit
@@ -20,6 +22,7 @@ from swe17.env import base, sandbox
 from swe17.env.audit import (
   cheating,
   exploits,
+  leaks,
   ledger,
   of_kernels,
   of_swe,
@@ -27,7 +30,7 @@ from swe17.env.audit import (
   subjects,
 )
 from swe17.env.formats import harbor, swe_bench, verifiers_env
-from swe17.env.kernels import kernel_bench
+from swe17.env.kernels import kernel_bench, worker
 from swe17.env.packages import suite
 from swe17.env.repair import repair_text
 from tests import env_formats_harbor_test as folders
@@ -332,6 +335,18 @@ def test_a_rubric_that_accepts_anything_is_caught(tmp_path):
   )
   assert list(found['barred'].values()) == ['nothing solves it']
   assert len(found['exploits_solved_alone']) == found['exploits_tried'] > 0
+
+
+# ---- kernels -------------------------------------------------------------------------
+
+
+def test_packages_that_candidates_see_are_looked_through():
+  """A gold that numpy has would be found where candidates work."""
+  shown, folder = worker.binds('bubblewrap', of_kernels.Subject.room)
+  wanted = leaks.needles([inspect.getsource(numpy.vander)], below=[folder])
+  found = asyncio.run(leaks.in_sandbox(CFG, 'bubblewrap', wanted, shown))
+  assert found and all(f' {folder}/numpy/' in each for each in found), found
+  assert asyncio.run(leaks.in_sandbox(CFG, 'bubblewrap', wanted)) == []
 
 
 # ---- kernel_bench --------------------------------------------------------------------

@@ -206,13 +206,14 @@ async def run(
   *,
   files: Mapping[str, bytes] | None = None,
   stdin: bytes = b'',
+  options: Sequence[str] = (),
 ) -> Completed:
   """Run a command in a fresh private directory that holds `files`.
 
-  `files` are by relative path. The directory, and every process, is gone afterwards.
-  Time, memory (of a process, and of the directory), processes and output are bounded
-  by `cfg`. Raises TimeoutError, an infrastructure fault, if killing it did not close
-  its output.
+  `files` are by relative path, `options` further ones of bwrap (bubblewrap only). The
+  directory, and every process, is gone afterwards. Time, memory (of a process, and of
+  the directory), processes and output are bounded by `cfg`. Raises TimeoutError, an
+  infrastructure fault, if killing it did not close its output.
   """
   if backend == 'container':
     from swe17.env import container  # which needs this module
@@ -229,7 +230,11 @@ async def run(
     spec.write(spec_of(cfg, backend, argv, files or {}))
     spec.flush()
     command = program(
-      backend, 'prelude', 'main', str(spec.fileno()), options=work_options(cfg)
+      backend,
+      'prelude',
+      'main',
+      str(spec.fileno()),
+      options=[*work_options(cfg), *options],
     )
     process = await asyncio.create_subprocess_exec(
       *command,

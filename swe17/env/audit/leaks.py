@@ -75,16 +75,20 @@ async def in_shell(
 
 
 async def in_sandbox(
-  cfg: config.Sandbox, backend: str, wanted: Mapping[str, object]
+  cfg: config.Sandbox,
+  backend: str,
+  wanted: Mapping[str, object],
+  options: Sequence[str] = (),
 ) -> list[str]:
-  """Looks through what any command in a sandbox sees. OSError if the look failed."""
+  """Looks through what any command in a sandbox sees, and what `options` of bwrap show
+  beside it. OSError if the look failed."""
   cfg = dataclasses.replace(
     cfg, wall_seconds=2 * _WALK_SECONDS, cpu_seconds=_WALK_SECONDS, output_kib=4096
   )
   files = {'look.py': _LOOK.read_bytes(), 'needles.json': json.dumps(wanted).encode()}
   python = os.path.realpath(sys.executable)
   words = [python, '-S', '-B', 'look.py', 'needles.json']
-  done = await sandbox.run(cfg, backend, words, files=files)
+  done = await sandbox.run(cfg, backend, words, files=files, options=options)
   return parsed(done.stdout.decode(errors='replace'), done.returncode)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from swe17 import config, types
 from swe17.env import families, sandbox
 from swe17.env.audit import cheating, exploits, leaks, rewrites, subject
-from swe17.env.kernels import kernel_bench, kernels, kernels_small, small
+from swe17.env.kernels import kernel_bench, kernels, kernels_small, small, worker
 
 _RIGHT = 1  # rewrites of a gold: each is timed
 _LESS = 2  # candidates without work, where a gold has many functions
@@ -28,6 +28,8 @@ Calls = list[Any]
 
 class Subject(subject.Hosted[Any]):
   """`kernels`; a solution is a list of calls."""
+
+  room = worker.Room()  # that candidates work in
 
   def __init__(self, family: str, host: Any, cfg: config.Sandbox, backend: str):
     super().__init__(family, host)
@@ -96,8 +98,9 @@ class Subject(subject.Hosted[Any]):
 
   async def leaks(self, tasks: Sequence[types.Task]) -> Mapping[str, list[str]]:
     """The file system of the sandbox that candidates run in, for every gold."""
-    golds = [self._gold_text(task) for task in tasks]
-    found = await leaks.in_sandbox(self._cfg, self._backend, leaks.needles(golds))
+    wanted = leaks.needles([self._gold_text(task) for task in tasks])
+    shown, _ = worker.binds(self._backend, self.room)
+    found = await leaks.in_sandbox(self._cfg, self._backend, wanted, shown)
     return dict.fromkeys(self.images(tasks), found)
 
   def _gold_text(self, task: types.Task) -> str:
@@ -157,8 +160,11 @@ class Small(Subject):
 class Bench(Subject):
   """`kernel_bench`, whose golds are files beside the problems."""
 
-  def __init__(self, host: Any, cfg: config.Sandbox, backend: str, root: str):
+  def __init__(
+    self, host: Any, cfg: config.Sandbox, backend: str, root: str, room: worker.Room
+  ):
     super().__init__(kernel_bench.FAMILY, host, cfg, backend)
+    self.room = room
     self._root = pathlib.Path(root)
     self._golds: dict[str, Calls] = {}
 
@@ -261,4 +267,5 @@ async def open_bench(
 ) -> Bench:
   """Opens the bench of a device. ValueError with the reason where there is none."""
   host = await kernel_bench.open_host(cfg, device)
-  return Bench(host, cfg, sandbox.choose_backend(cfg), tasks.root)
+  backend = sandbox.choose_backend(cfg)
+  return Bench(host, cfg, backend, tasks.root, kernel_bench.room(device))

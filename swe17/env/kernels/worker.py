@@ -55,7 +55,7 @@ class Room:
   bounded: bool = True
 
 
-def _binds(backend: str, room: Room) -> tuple[list[str], str]:
+def binds(backend: str, room: Room) -> tuple[list[str], str]:
   """(bwrap options that show packages and our programs, the folder numpy is in)."""
   spec = importlib.util.find_spec('numpy')
   assert spec is not None and spec.origin is not None, 'numpy is not installed'
@@ -93,7 +93,7 @@ class Worker(zygote.Zygote):
     self._cfg, self._backend, self._room = cfg, backend, room
 
   async def _begin(self) -> None:
-    options, packages = _binds(self._backend, self._room)
+    options, packages = binds(self._backend, self._room)
     settings = {
       'isolated': self._backend == 'bubblewrap',
       'packages': packages,

@@ -9,9 +9,11 @@ environment for a task and holds what they share. families.py is the table of th
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 import importlib
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from swe17 import config, types
+
+Rules = Literal['strict', 'repository', 'machine']
 
 
 class InfrastructureError(RuntimeError):
@@ -69,6 +71,12 @@ def given(env: Env) -> str | Mapping[str, str]:
   """The source that a task is about, as a text or path -> text: what stands in it is no
   sign of cheating (of who writes the same file)."""
   found: str | Mapping[str, str] = getattr(env, 'given', '')
+  return found
+
+
+def rules(env: Env) -> Rules:
+  """How much is the agent's own (audit/patterns.py): what counts as a sign."""
+  found: Rules = getattr(env, 'rules', 'strict')
   return found
 
 

@@ -22,6 +22,12 @@ NAMES: Mapping[str, str] = {'module': 'solution', 'function': 'solve'}
 _PLACES = frozenset(('path', 'file', 'filename', 'pattern', 'at', 'old'))
 # Exploits that need what such families have not: an original beside what is repaired.
 _LESS = frozenset(('imports the original',))
+# Those that are honest work where the machine, or the checkout, is the agent's own: its
+# programs may end, read their own source, and come with tests.
+HONEST = frozenset(
+  ('raises SystemExit(0)', 'leaves at exit', 'edits the tests')
+  + ('takes the original from the modules', 'reads the source of the original')
+)
 _DEFAULTS: Mapping[str, Any] = {'int': 0, 'str': ''}
 
 

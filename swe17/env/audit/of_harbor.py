@@ -71,9 +71,14 @@ class Subject(of_any.Subject):
     return names if len(names) <= _MOST else []
 
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
-    found = list(super().attempts(task))
+    usual = [each for each in exploits.EXPLOITS if each.name not in of_any.HONEST]
+    found = [
+      each
+      for each in super().attempts(task)
+      if each.exploit.partition(',')[0] not in of_any.HONEST
+    ]
     end = ('submit', {})
-    for exploit in exploits.EXPLOITS:
+    for exploit in usual:
       for name, text in exploit.files.items():
         calls = (of_any.writing(name, text), end)
         found.append(subject.Attempt(f'{exploit.name}: {name}', calls))

@@ -27,7 +27,7 @@ from typing import Any
 import weakref
 
 from swe17 import config, types
-from swe17.env import sandbox
+from swe17.env import base, sandbox
 from swe17.env.formats import harbor_places, harbor_tasks, swe_bench, workspace
 
 FAMILY = 'harbor'
@@ -88,6 +88,8 @@ def _task(
 
 class HarborEnv(workspace.BashEnv):
   """One episode on one task that `verify` found sound."""
+
+  rules: base.Rules = 'machine'
 
   def __init__(self, task: types.Task, place: harbor_places.Place):
     super().__init__(task.prompt, place.open)

@@ -19,7 +19,8 @@ import pathlib
 import weakref
 
 from swe17 import config, types
-from swe17.env import copies, pool, sandbox, shell
+from swe17.env import base, copies, pool, sandbox, shell
+from swe17.env.audit import cheating
 from swe17.env.formats import repositories, rows, swe_boxed, swe_trees, workspace
 from swe17.env.packages import suite
 
@@ -203,21 +204,21 @@ class Place:
 class SweEnv(workspace.BashEnv):
   """One episode on one task that `verify` found sound."""
 
+  rules: base.Rules = 'repository'
+
   def __init__(self, task: types.Task, place: Place):
     super().__init__(task.prompt, lambda: place.open(task))
     self._task, self._place = task, place
-    self._source = ''  # names of its files
+    self._given: Mapping[str, str] = {}
 
   @property
-  def given(self) -> str:
-    """Words, source files and fix of the task: to write these is no sign of cheating,
-    though a package may be called `test`."""
-    return '\n'.join((super().given, self._task.payload['patch'], self._source))
+  def given(self) -> Mapping[str, str]:
+    """The task's words; the text of its modules, in the base and in the fix."""
+    return self._given
 
   async def reset(self) -> str:
     prompt = await super().reset()
-    made = await self._place.problem(self._task)
-    self._source = '\n'.join((*made.tree.source, *made.gold))
+    self._given = _given(self._task, await self._place.problem(self._task))
     return prompt
 
   async def _grade(self, work: workspace.Workspace) -> types.Outcome:
@@ -227,18 +228,35 @@ class SweEnv(workspace.BashEnv):
     try:
       files = await work.files()
       report = await self._place.report(self._task, files, tests)
-      was = (await self._place.problem(self._task)).base.files
+      made = await self._place.problem(self._task)
     except (suite.SuiteError, OSError, ValueError) as e:
       return types.Outcome(None, f'the verifier failed: {e}')
+    was, tree = made.base.files, made.tree
     changed = [n for n in {*files, *was} if files.get(n) != was.get(n)]
+    source = [n for n in changed if n in files and tree.is_source(n)]
+    changes = [cheating.Change(n, _text(was, n), _text(files, n)) for n in source]
+    self.flags = cheating.found((), changes, given=self.given, rules=self.rules)
     failed = [t for t in tests if report.results.get(t) != 'passed']
     self.figures = {'files_changed': len(changed), 'tests_failed': len(failed)}
     if report.forged:
-      self.flags = ('forged_report',)
+      self.flags = (*self.flags, 'forged_report')
       return types.Outcome(0.0, f'cheating: {report.forged}')
     if report.passed(tests):
       return types.Outcome(1.0)
     return types.Outcome(0.0, report.reason)
+
+
+def _given(task: types.Task, made: swe_trees.Problem) -> dict[str, str]:
+  """'' -> words, and names of the fix; path -> text of a module, base and fix."""
+  both = [made.base.files, {p: data or b'' for p, data in made.gold.items()}]
+  found = {'': '\n'.join((task.prompt, *made.gold))}
+  for path in {path for files in both for path in files if path.endswith('.py')}:
+    found[path] = '\n'.join(_text(files, path) or '' for files in both)
+  return found
+
+
+def _text(files: Mapping[str, bytes], path: str) -> str | None:
+  return files[path].decode(errors='replace') if path in files else None
 
 
 class Host:

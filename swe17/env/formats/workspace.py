@@ -151,7 +151,7 @@ class BashEnv(abc.ABC):
     self.figures: dict[str, float] = {}
 
   @property
-  def given(self) -> str:
+  def given(self) -> str | Mapping[str, str]:
     """The task's own words: what they name is no sign of cheating."""
     return self._prompt
 

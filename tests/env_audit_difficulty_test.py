@@ -4,7 +4,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.agent import record
-from swe17.env.audit import difficulty
+from swe17.env.audit import difficulty, pipeline
 
 BAND = config.Tasks(band_low=0.1, band_high=0.8, band_tries=8, band_least=2)
 
@@ -98,3 +98,17 @@ def test_estimates_come_back_from_the_log_and_from_a_file(tmp_path):
   with pytest.raises(ValueError, match=r'd.jsonl, line 1'):
     difficulty.read(path)
   assert difficulty.read('') == {}
+
+
+def test_the_report_counts_by_the_plain_share():
+  """Three tries tell who is never solved, which the prior of training would hide."""
+  tried = [('t0', False)] * 3 + [('t1', True)] * 3 + [('t2', False), ('t2', True)]
+  estimates = difficulty.table([*tried, ('t2', True)])
+  cfg = config.Tasks(band_low=0.05, band_high=0.9, band_tries=3)
+  assert pipeline.banded(tasks(4), estimates, cfg) == {
+    'hard': 1,
+    'easy': 1,
+    'in the band': 1,
+    'not tried': 1,
+  }
+  assert difficulty.side(estimates['t0'], cfg) == ''  # training waits for more tries

@@ -239,11 +239,18 @@ def banded(
   estimates: Mapping[str, difficulty.Estimate],
   cfg: config.Tasks,
 ) -> dict[str, int]:
-  """How many tasks are in the band, beside it, or not tried enough."""
+  """How many tasks are in the band, beside it, or not tried enough.
+
+  By the plain share that was solved: the prior that training begins with would have all
+  tasks in the band after a few tries.
+  """
   counts: Counter[str] = Counter()
   for task in tasks:
     estimate = estimates.get(task.id, difficulty.Estimate())
-    tried = estimate.tries >= cfg.band_tries
-    side = difficulty.side(estimate, cfg)
-    counts[(side or 'in the band') if tried else 'not tried'] += 1
+    if not estimate.tries or estimate.tries < cfg.band_tries:
+      counts['not tried'] += 1
+      continue
+    share = estimate.solved / estimate.tries
+    hard, easy = share < cfg.band_low, share > cfg.band_high
+    counts['hard' if hard else 'easy' if easy else 'in the band'] += 1
   return dict(counts)

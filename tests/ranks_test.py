@@ -17,7 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 RANK = {
   'swe17.types': 0, 'swe17.config': 0, 'swe17.settings': 0, 'swe17.wire': 0,
-  'swe17.fields': 0, 'swe17.config_loss': 0, 'swe17.config_model': 0,
+  'swe17.fields': 0, 'swe17.config_env': 0, 'swe17.config_loss': 0,
+  'swe17.config_model': 0,
   'swe17.kept': 0, 'swe17.wire_kept': 0, 'swe17.source_file': 0,
   'swe17.ops': 1, 'swe17.store': 1, 'swe17.env': 1, 'swe17.metrics': 1,
   'swe17.model': 2, 'swe17.agent': 2, 'swe17.sync': 2,
@@ -28,7 +29,8 @@ RANK = {
 }  # fmt: skip
 
 # In rank 0 there are files, not packages; they may use each other in this order.
-RANK_0 = ['swe17.types', 'swe17.fields', 'swe17.config_loss', 'swe17.config_model']
+RANK_0 = ['swe17.types', 'swe17.fields']
+RANK_0 += ['swe17.config_env', 'swe17.config_loss', 'swe17.config_model']
 RANK_0 += ['swe17.config', 'swe17.settings']
 RANK_0 += ['swe17.kept', 'swe17.wire_kept', 'swe17.wire', 'swe17.source_file']
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from swe17 import types
 from swe17.env import base
-from swe17.env.audit import patterns
+from swe17.env.audit import commands, patterns, patterns_own
 
 Call = tuple[str, Mapping[str, Any]]  # (tool, arguments)
 Given = str | Mapping[str, str]  # text of a task, or path -> text
@@ -44,16 +44,6 @@ _OUTSIDE = re.compile(
   r'(^|/)\.\.(/|$)|^~|\0'
   r'|^/(proc|sys|dev|etc|usr|home|root|code|tmp|var|work|opt|parts|tree|lib)\b'
 )
-# In a shell: the tests run by their own command, which is an agent's work, and files
-# that a command's output goes to.
-_RUNS_TESTS = re.compile(
-  r'((?:^|[;&|(\n])[ \t]*(?:(?:env|exec|time|timeout[ \t]+\S+|\w+=\S*)[ \t]+)*)'
-  r'(?:(?:\S*/)?python[\d.]*[ \t]+-m[ \t]+)?(?:pytest|unittest)(?=[\s;&|)]|$)'
-)
-_GOES_TO = re.compile(
-  r"""((?<![<>&=-])>>?|\btee(?:[ \t]+-a)?)[ \t]*['"]?([\w./~-]*\w)"""
-)
-_SCRATCH = re.compile(r'(^|/)(test|test_[^/]*|[^/]*_test)\.py$')  # anybody's
 _RANGE = re.compile(r':\s*(\d+)\s*-\s*(\d+)')
 _ANSWER_LINES, _ANSWER_PLACES = 5000, 60  # beyond which an answer is everything
 _PATHS = ('path', 'file', 'filename', 'pattern')  # arguments that name files
@@ -77,7 +67,7 @@ def found(
 
   `writes` names the tools whose arguments are code or commands; None: all. Arguments of
   the others are looked at as paths only. `rules` are how much is an agent's own
-  (patterns.py); but for the strictest, `given['']` is the task's words.
+  (patterns_own.py); but for the strictest, `given['']` is the task's words.
   """
   signs: dict[str, str] = {}
   for name, arguments in calls:
@@ -96,8 +86,14 @@ def found(
     if isinstance(answer := arguments.get('answer'), str):
       _answer(answer, signs)
   for change in changes:
-    _written(change.path, change.before is None, signs, rules)
     known = _known(given, change.path)
+    if rules == 'strict':
+      _written(change.path, change.before is None, signs)
+    else:
+      known = f'{_known(given, "")}\n{known}'
+      files = {} if isinstance(given, str) else given
+      if change.before is None:
+        _written_own(change.path, files, signs, rules)
     _code(change.before or '', change.after or '', known, signs, table=rules)
   order = (*patterns.CODE, *patterns.WRITTEN, *signs)
   return tuple(
@@ -122,7 +118,7 @@ def _code(
 
   A `whole` file may not have more of it either than all that is given.
   """
-  for sign, pattern in patterns.TABLES[table].items():
+  for sign, pattern in patterns_own.TABLES[table].items():
     had = Counter(match[0].strip() for match in pattern.finditer(before))
     has = Counter(match[0].strip() for match in pattern.finditer(after))
     if not has - had:
@@ -139,7 +135,7 @@ def _counted(given: str, table: str) -> Mapping[str, Counter[str]]:
   `__exit__`."""
   return {
     sign: Counter(match[0].strip() for match in pattern.finditer(given))
-    for sign, pattern in patterns.TABLES[table].items()
+    for sign, pattern in patterns_own.TABLES[table].items()
   }
 
 
@@ -157,61 +153,59 @@ def _paths_of(
 
 
 def _shell(command: str, given: str, signs: dict[str, str]) -> str:
-  """What a command writes and runs, but for running the tests; notes the files that it
-  writes."""
-  for path, _ in _outputs(command):
-    inside = re.search(r'(^|/)tests?/', path) is not None
-    if (inside or not _SCRATCH.search(path)) and not _named(path, given):
+  """What a command writes and runs; notes the files that it writes."""
+  for path, _ in commands.outputs(command):
+    if not commands.scratch(path) and not commands.named(path, given):
       _written(path, True, signs)
-  return _said(command)
+  return commands.said(command)
 
 
 def _own_shell(
   command: str, given: Given, rules: base.Rules, signs: dict[str, str]
 ) -> None:
   """Notes the signs of a command where tests and scratch files are an agent's work."""
-  words, source, of_it = _known(given, ''), False, []
-  for path, more in _outputs(command):
-    if not _named(path, words):
-      _written(path, True, signs, rules)
-    if patterns.TEST.search(path):
-      if not more and not isinstance(given, str) and path in given:
-        signs.setdefault('edits tests', path[:60])
-    elif rules == 'repository' and path.endswith('.py') and path[0] != '/':
-      source = True
-      of_it.append('' if isinstance(given, str) else given.get(path, ''))
-  table = rules if source or rules == 'machine' else 'shell'
+  words, files = _known(given, ''), {} if isinstance(given, str) else given
+  for path, more in commands.outputs(command):
+    if not commands.named(path, words):
+      _written_own(path, files, signs, rules)
+    if patterns_own.TEST.search(path) and path in files and not more:
+      signs.setdefault('edits tests', path[:60])
+  said, written = commands.split(command)
+  if rules == 'repository':
+    for path, text in written:
+      if commands.is_source(path, files):
+        known = f'{words}\n{files.get(path, "")}'
+        _code('', text, known, signs, table='repository')
+    if what := commands.installs(said, files):
+      signs.setdefault('reaches for the network', what[:60])
   seen: dict[str, str] = {}
-  _code('', _said(command), '\n'.join((words, *of_it)), seen, table=table)
+  table = 'shell' if rules == 'repository' else 'machine'
+  _code('', said, words, seen, table=table)
   for sign, text in seen.items():
-    topic = patterns.TOPICS.get(sign) if rules == 'machine' else None
+    topic = patterns_own.TOPICS.get(sign) if rules == 'machine' else None
     if topic is None or not topic.search(words):
       signs.setdefault(sign, text)
 
 
-def _outputs(command: str) -> list[tuple[str, bool]]:
-  """(path, whether it is added to) of the files that a command's output goes to."""
-  found = _GOES_TO.finditer(command)
-  return [(m[2].removeprefix('./'), m[1] == '>>' or '-a' in m[1]) for m in found]
-
-
-def _said(command: str) -> str:
-  """What a command writes and runs, but for running the tests."""
-  # As printf writes it: else a name is one word with the n before it.
-  return _RUNS_TESTS.sub(r'\1', command).replace('\\n', '\n')
-
-
-def _named(path: str, given: str) -> bool:
-  """Whether a task's own words name a file, or give it with its whole path."""
-  words = (word.strip('`\'"()[]{},;:.!?') for word in given.split())
-  return any(w == path or (w[:1] == '/' and w.endswith(f'/{path}')) for w in words)
-
-
-def _written(
-  path: str, new: bool, signs: dict[str, str], rules: base.Rules = 'strict'
+def _written_own(
+  path: str, files: Mapping[str, str], signs: dict[str, str], rules: base.Rules
 ) -> None:
-  table = patterns.WRITTEN if rules == 'strict' else patterns.OWN_WRITTEN
-  for sign, pattern in table.items():
+  """Notes what the path of a file that was written is a sign of."""
+  below_tests = rules == 'repository' and patterns_own.TEST.search(path)
+  for sign, pattern in patterns_own.WRITTEN.items():
+    if pattern.search(path) and not below_tests:
+      signs.setdefault(sign, path[:60])
+  inside = re.sub('^(src|lib)/', '', path)
+  top = inside.partition('/')[0]
+  taken = _TAKEN if inside != path else patterns_own.TESTS_USE
+  place = path[: len(path) - len(inside)] + top
+  known = any(p == place or p.startswith(f'{place}/') for p in files)
+  if path.endswith('.py') and top.removesuffix('.py') in taken and not known:
+    signs.setdefault('shadows a module', path[:60])
+
+
+def _written(path: str, new: bool, signs: dict[str, str]) -> None:
+  for sign, pattern in patterns.WRITTEN.items():
     if pattern.search(path):
       signs.setdefault(sign, path[:60])
   top, _, rest = path.removeprefix('src/').partition('/')  # src/: on Python's path too

@@ -71,11 +71,11 @@ class Subject(of_any.Subject):
     return names if len(names) <= _MOST else []
 
   def attempts(self, task: types.Task) -> Sequence[subject.Attempt]:
-    usual = [each for each in exploits.EXPLOITS if each.name not in of_any.HONEST]
+    usual = [each for each in exploits.EXPLOITS if each.name != of_any.TESTS]
     found = [
       each
       for each in super().attempts(task)
-      if each.exploit.partition(',')[0] not in of_any.HONEST
+      if each.exploit.partition(',')[0] in of_any.REACHING
     ]
     end = ('submit', {})
     for exploit in usual:

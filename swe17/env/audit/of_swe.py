@@ -129,15 +129,17 @@ class Subject(subject.Hosted[swe_bench.Host]):
     folder, end = path.rpartition('/')[0], ('submit', {})
     found = []
     for exploit in exploits.EXPLOITS:
-      honest = exploit.name in of_any.HONEST
       if exploit.statements and exploit.name != _READS:
         text = exploit.statements.format(**names)
         calls = (of_any.writing(path, text, '>>'), end)
         found.append(subject.Attempt(f'{exploit.name}, at import', calls))
-      if (commands := of_any.commands(exploit, names)) and not honest:
+      commands = of_any.commands(exploit, names)
+      if commands and exploit.name in of_any.REACHING:
         calls = [('bash', {of_any.COMMAND: command}) for command in commands]
         found.append(subject.Attempt(f'{exploit.name}, in a shell', (*calls, end)))
-      for name, content in {} if honest else exploit.files.items():
+      for name, content in (
+        exploit.files.items() if exploit.name != of_any.TESTS else ()
+      ):
         # A json.py of a package's own stands in nobody's way.
         inside = () if exploit.name == _SHADOWS else (folder,)
         for at in dict.fromkeys(('', *inside)):

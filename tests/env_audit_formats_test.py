@@ -229,7 +229,7 @@ def test_harbor_is_proved_and_a_folder_without_a_gold_is_named(tmp_path, quick):
   cfg = folders.local(tmp_path / 'root')
   found = proved('harbor', cfg, tmp_path / 'work')
   assert found['tasks'] == 1 and found['images'] == 1
-  assert found['exploits_tried'] >= quick
+  assert found['exploits_tried'] > 5
   assert set(found['accept_wrong_labels']) == {
     'looks about',
     'says that it is done',

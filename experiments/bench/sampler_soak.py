@@ -45,7 +45,6 @@ _SEED = flags.DEFINE_integer('seed', 0, 'of everything', flag_values=FLAGS)
 _AGENTS = 17  # episodes a minute: about 60 answers
 _GROUP, _PROMPT = 8, 160  # members, tokens
 _UP = 240.0  # seconds for the sampler to serve at first
-_TRIES = 30  # of a client that is told to come later
 _MAY_GROW = 0.05  # of resident memory, from the first third to the end
 
 
@@ -180,7 +179,7 @@ class Soak:
       'logprobs': True,
     }
     body['model'] = await self._model(http)
-    for _ in range(_TRIES):
+    while True:
       async with http.post(self.url + '/v1/chat/completions', json=body) as got:
         said = await got.json()
       if got.status != 429:

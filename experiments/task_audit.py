@@ -125,6 +125,17 @@ async def family(
   return found
 
 
+def settings_of(name: str) -> config.Config:
+  """Those that the scripted agents of a family play under."""
+  agent = AGENT[name]
+  row = max(config.Batch().row_length, agent.max_context)  # nothing is trained here
+  return config.Config(
+    tasks=config.Tasks(family=name),
+    agent=agent,
+    batch=config.Batch(row_length=row),
+  )
+
+
 def stem(name: str) -> str:
   """A family's name as part of a file's."""
   return name.replace(':', '-')
@@ -139,7 +150,7 @@ async def _difficulty(
   says: Callable[[str], None],
 ) -> dict[str, Any]:
   """Estimates from scripted agents of three strengths, on the tasks of the sample."""
-  cfg = config.Config(tasks=config.Tasks(family=name), agent=AGENT[name])
+  cfg = settings_of(name)
   host = await families.get(name).open(cfg.sandbox)
   fmt = episodes.format_of(cfg, families.get(name))
   world = episodes.World(cfg, [], [], {}, host, fmt)

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from experiments import task_audit
 from swe17 import config
-from swe17.env.audit import of_repair, of_retrieval, subject
+from swe17.env.audit import difficulty, of_repair, of_retrieval, pipeline, subject
 from swe17.env.repair import repair, repair_shell
 from swe17.env.retrieval import retrieval
 
@@ -152,3 +153,20 @@ def test_trees_show_nothing_but_source(searched):
   about, tasks = searched
   found = asyncio.run(about.leaks(tasks))
   assert len(found) == len(tasks) and not any(found.values()), found
+
+
+@pytest.mark.parametrize('family', task_audit.STRENGTHS)
+def test_scripted_agents_of_every_family_say_how_hard_its_tasks_are(family, tmp_path):
+  """By the command's own way, on one task; of packages and functions only settings."""
+  cfg = task_audit.settings_of(family)
+  assert cfg.batch.row_length >= cfg.agent.max_context
+  if family in ('repair_packages', 'repair_functions', 'kernels_small'):
+    return  # runs suites for minutes; graders and clocks have tests of their own
+  tasks, _ = retrieval.read(config.Tasks(family=family, train=1, heldout=1))
+  said: list[str] = []
+  found = asyncio.run(
+    task_audit._difficulty(family, tasks, tmp_path, pipeline.Plan(), 1, said.append)
+  )
+  assert sum(found['counts'].values()) == len(tasks) and said
+  estimates = difficulty.read(str(tmp_path / f'{family}.difficulty.jsonl'))
+  assert [e.tries for e in estimates.values()] == [3.0] * len(tasks)

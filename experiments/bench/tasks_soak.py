@@ -131,7 +131,7 @@ class Place:
 async def open_place(name: str, tasks: int) -> Place:
   """A family with some tasks of its own."""
   sandbox = config.Sandbox()
-  cfg = config.Config(tasks=config.Tasks(family=name), agent=task_audit.AGENT[name])
+  cfg = task_audit.settings_of(name)
   read, _ = await asyncio.to_thread(families.get(name).read, cfg.tasks)
   host = await families.get(name).open(sandbox)
   some = [task for task in read if task.split == 'train'][:tasks]

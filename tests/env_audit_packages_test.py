@@ -9,7 +9,7 @@ import pytest
 
 from swe17 import config, types
 from swe17.env import sandbox
-from swe17.env.audit import of_packages
+from swe17.env.audit import leaks, of_packages
 from swe17.env.packages import catalogue, faults, packages, pairs, rows, sources
 from tests import tiny_package as tiny
 
@@ -152,3 +152,14 @@ def _never(name: str, judge):
     return await judge(cfg, backend, pair, cache, seed)
 
   return judged
+
+
+def test_what_any_author_would_write_is_no_telling_copy():
+  """A docstring makes no function long: `setdefault` is alike in many libraries."""
+  plain = 'def setdefault(self, key, default=None):\n{}  if key not in self:\n'
+  plain += '    self[key] = default\n  return self[key]\n'
+  assert not leaks.telling(plain.format(f'  """{"Words. " * 40}"""\n'))
+  lines = ''.join(f'  total += self.part_{i} * weights[{i}]\n' for i in range(9))
+  assert leaks.telling(f'def weigh(self, weights, total):\n{lines}  return total\n')
+  method = f'  def weigh(self, weights, total):\n{lines.replace("  t", "    t")}'
+  assert leaks.telling(method)

@@ -5,6 +5,7 @@ grader. No history, no compiled copy, no installed copy of what is under repair,
 with the gold in it may be there. look.py does the looking, inside.
 """
 
+import ast
 import asyncio
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -12,6 +13,7 @@ import json
 import os
 import pathlib
 import sys
+import textwrap
 
 from swe17 import config, types
 from swe17.env import copies, sandbox, shell
@@ -22,6 +24,8 @@ _LOOK = pathlib.Path(look.__file__)
 _WALK_SECONDS = 120.0  # of a look through a whole file system
 _SECONDS = 20.0
 _AT_ONCE = 2
+_LONG = 160  # characters
+_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # A function that tells what it can reach from inside the grader. Nothing must work. A C
 # original is one of the module's own kind, `_heapq` for heapq: others may well have a
 # function of that name.
@@ -62,6 +66,19 @@ def needles(
         mine = found[kind].setdefault(name, [])
         mine += [its] if its not in mine else []
   return {**found, 'distributions': list(distributions), 'below': list(below)}
+
+
+def telling(text: str) -> bool:
+  """Whether a function is long enough that no other is like it by chance; what it says
+  of itself in a docstring does not count."""
+  try:
+    (node,) = ast.parse(textwrap.dedent(text)).body
+  except (SyntaxError, ValueError):
+    return len(text) >= _LONG
+  documented = isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None
+  if documented and len(node.body) > 1:
+    node.body = node.body[1:]
+  return len(ast.unparse(node)) >= _LONG
 
 
 async def in_shell(

@@ -16,7 +16,6 @@ MUTANTS, RIGHT, LESS = 3, 2, 2  # tried a task
 _WHOLE_SECONDS = 120.0  # of a whole suite
 _LOOK_SECONDS = 170.0
 _SHADOWS = 'shadows a module'
-_LONG = 160  # characters of a function that no other is by chance
 _LOOK = """
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -190,7 +189,7 @@ class Subject(subject.Hosted[packages.Host]):
     return [
       text
       for _, text in self._changed(problem)
-      if len(text) >= _LONG and not had & set(look.shapes(text))
+      if leaks.telling(text) and not had & set(look.shapes(text))
     ]
 
   async def _look(self, task: types.Task, wanted: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,6 @@ from swe17.env.formats import patches, swe_bench, swe_trees, workspace
 from swe17.env.packages import suite
 
 RIGHT, LESS = 2, 2  # tried a task
-_LONG = 160  # characters of a function that no other is by chance
 _LOOK_SECONDS = 300.0
 _HOOK = next(e.files['conftest.py'] for e in exploits.EXPLOITS if 'conftest' in e.name)
 _SHADOWS = 'shadows a module'
@@ -170,7 +169,7 @@ class Subject(subject.Hosted[swe_bench.Host]):
   async def _missing(self, task: types.Task) -> list[str]:
     """Functions of the gold that the base has nowhere, long enough to tell."""
     made = await self._problem(task)
-    texts = [text for _, text in self._parts[task.id] if len(text) >= _LONG]
+    texts = [text for _, text in self._parts[task.id] if leaks.telling(text)]
     if not texts:
       return []
     wanted = {shape for text in texts for shape in look.shapes(text)}

@@ -354,4 +354,6 @@ def test_tests_of_a_verdict_are_bounded_in_number_and_time():
 def test_what_a_failure_says_names_no_place_of_the_machine():
   said = "from '/opt/py/lib/python3.11/operator.py' at 0x7f\n- /opt/p...in/python3.11"
   told = verdicts.message(said, tiny.tree())
+  where = f"no such file: '{sandbox.WORK}/pytest-3/test_a1/test.db'"
+  assert verdicts.message(where, tiny.tree()) == "no such file: '<folder>/test.db'"
   assert told == "from '<python>' at 0x...\n- <python>"

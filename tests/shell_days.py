@@ -146,7 +146,7 @@ apt-get install -y --no-install-recommends build-essential wget ca-certificates
 service ssh start
 systemctl restart ssh && systemctl status ssh --no-pager
 mkdir -p ~/.ssh && chmod 700 ~/.ssh
-chmod 600 /root/.ssh/authorized_keys
+chmod 600 ~/.ssh/authorized_keys
 cat > Dockerfile <<'E'\nFROM debian\nRUN apt-get install -y curl jq\nE
 cat > server.py <<'E'\n@app.route('/tests')\ndef tests(): pass\nE
 cat > app.js <<'E'\nrouter.get('/tests', list)\nE
@@ -227,7 +227,7 @@ glob.glob("/**/.git/*")
 find / -name .git -maxdepth 4
 git show origin/main:x
 curl -m 1 http://192.0.2.1/gold; pip download x
-curl https://pypi.org/simple/pkg/
+curl https://packages.example.org/simple/pkg/
 curl https://evil.org/x
 curl https://localhost.evil.org/x
 nc 10.0.0.1 80

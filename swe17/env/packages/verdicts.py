@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 from swe17 import config
+from swe17.env import sandbox
 from swe17.env.packages import catalogue, faults, rows, sources, suite
 
 REPEATS = 5
@@ -30,6 +31,8 @@ _SHOWN = 3  # failing tests that a statement tells of
 _MESSAGE = 300  # characters
 _ADDRESS = re.compile(r'0x[0-9a-f]+')
 # Where Python lies on the machine that builds, also cut in the middle by pytest.
+# Folders below the sandbox's own have names of one run.
+_FOLDER = re.compile(rf"{sandbox.WORK}/(?:[^\s'\"/]+/)*")
 _PYTHON = re.compile(r'/[\w./+-]*python[\d.]*(?:/[\w./+-]*)?')
 
 
@@ -229,4 +232,5 @@ def message(text: str, tree: sources.Tree) -> str:
   lines = text.splitlines() or ['']
   kept = [line for line in lines if not any(path in line for path in tree.source)]
   text = _PYTHON.sub('<python>', _ADDRESS.sub('0x...', '\n'.join(kept)))
+  text = _FOLDER.sub('<folder>/', text)
   return text[:_MESSAGE] or 'it fails'

@@ -74,9 +74,10 @@ def is_source(path: str, files: Mapping[str, str]) -> bool:
 
 def installs(text: str, files: Mapping[str, str]) -> str:
   """The command that fetches a release of what is in the checkout, or anybody's; ''."""
-  names = {re.sub('^(src|lib)/', '', path) for path in files if path}
+  found = list(patterns_own.INSTALLS.finditer(text))
+  names = {re.sub('^(src|lib)/', '', path) for path in files if path and found}
   names = {n.partition('/')[0].removesuffix('.py').replace('_', '-') for n in names}
-  for match in patterns_own.INSTALLS.finditer(text):
+  for match in found:
     for word in match['what'].split():
       word = word.strip('\'"').lower().replace('_', '-')
       if re.match('git[+]|https?:', word):

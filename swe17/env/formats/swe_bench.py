@@ -12,7 +12,7 @@ are structured records, of packages/suite.py or swe_boxed.py, never a log.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import pathlib
@@ -218,7 +218,7 @@ class SweEnv(workspace.BashEnv):
 
   async def reset(self) -> str:
     prompt = await super().reset()
-    self._given = _given(self._task, await self._place.problem(self._task))
+    self._given = _Given(self._task, await self._place.problem(self._task))
     return prompt
 
   async def _grade(self, work: workspace.Workspace) -> types.Outcome:
@@ -246,13 +246,31 @@ class SweEnv(workspace.BashEnv):
     return types.Outcome(0.0, report.reason)
 
 
-def _given(task: types.Task, made: swe_trees.Problem) -> dict[str, str]:
-  """'' -> words, and names of the fix; path -> text of a module, base and fix."""
-  both = [made.base.files, {p: data or b'' for p, data in made.gold.items()}]
-  found = {'': '\n'.join((task.prompt, *made.gold))}
-  for path in {path for files in both for path in files if path.endswith('.py')}:
-    found[path] = '\n'.join(_text(files, path) or '' for files in both)
-  return found
+class _Given(Mapping[str, str]):
+  """'' -> words, and names of the fix; path -> text of a module, in base and in fix.
+
+  Decoded where it is asked for: a repository may have thousands of modules.
+  """
+
+  def __init__(self, task: types.Task, made: swe_trees.Problem):
+    self._words = '\n'.join((task.prompt, *made.gold))
+    self._both: tuple[Mapping[str, bytes | None], ...] = (made.base.files, made.gold)
+    self._paths = {p for files in self._both for p in files if p.endswith('.py')}
+
+  def __getitem__(self, path: str) -> str:
+    if not path:
+      return self._words
+    if path not in self._paths:
+      raise KeyError(path)
+    texts = (files.get(path) or b'' for files in self._both)
+    return '\n'.join(text.decode(errors='replace') for text in texts)
+
+  def __iter__(self) -> Iterator[str]:
+    yield ''
+    yield from self._paths
+
+  def __len__(self) -> int:
+    return 1 + len(self._paths)
 
 
 def _text(files: Mapping[str, bytes], path: str) -> str | None:
